@@ -1,0 +1,35 @@
+# Each target does its own set-up; Python 3.11 or newer on the PATH is all that it needs.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+RUNS ?= runs
+
+.PHONY: demo test lint clean
+
+demo: .venv/installed
+	$(BIN)/fulgurite fit --config rocp/cpu --trainer.default_root_dir $(RUNS)
+	$(BIN)/fulgurite test --config rocp/cpu --trainer.default_root_dir $(RUNS) --ckpt_path best
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p fulgurite
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+.venv/created:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fulgurite needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv .venv
+	mkdir -p .venv/src && ln -sfn ../.. .venv/src/fulgurite
+	touch $@
+
+.venv/installed: .venv/created pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/installed-dev: .venv/created pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ .venv/installed

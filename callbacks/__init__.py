@@ -1,0 +1,24 @@
+"""The callbacks on demand; each works in any LightningModule's Trainer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fulgurite import import_lazily
+
+CLASSES: Mapping[str, str] = {
+    "FigureSaver": "fulgurite.callbacks.reporting",
+    "FiniteGuard": "fulgurite.callbacks.reproducibility",
+    "PlainProgress": "fulgurite.callbacks.reporting",
+    "Preemption": "fulgurite.callbacks.reproducibility",
+    "PredictionFile": "fulgurite.callbacks.reporting",
+    "RandomState": "fulgurite.callbacks.reproducibility",
+    "RunCheckpoint": "fulgurite.callbacks.reproducibility",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return import_lazily(__name__, CLASSES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *CLASSES])

@@ -1,0 +1,1 @@
+"""The command line behind ``fulgurite`` and ``python cli.py``."""

@@ -1,0 +1,89 @@
+"""Reading a checkpoint before anything is built from it: its config, or why it cannot be read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fulgurite.command_line.configs import Layer
+from fulgurite.command_line.errors import UsageError
+
+CHECKPOINT_KEY = "fulgurite"
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """What a run keeps of its config in its checkpoints.
+
+    Args:
+        text: the resolved config, YAML.
+        tree: the same, parsed.
+        sources: digests of the config files that it was resolved from.
+    """
+
+    text: str
+    tree: Mapping[str, Any]
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, resolved: Mapping[str, Any], layers: Sequence[Layer], earlier: "StoredConfig | None") -> "StoredConfig":
+        """What to store for a run, which may go on from an ``earlier`` one."""
+        sources = {*(layer.digest for layer in layers if layer.path), *(earlier.sources if earlier else ())}
+        return cls(text=yaml.safe_dump(resolved, sort_keys=False), tree=resolved, sources=tuple(sorted(sources)))
+
+    def as_plain(self) -> dict[str, Any]:
+        """The value under ``CHECKPOINT_KEY``: strings only, which load with ``weights_only=True``."""
+        return {"config": self.text, "sources": list(self.sources)}
+
+    def says_nothing_new(self, layer: Layer) -> bool:
+        """Whether the run was given this very file.
+
+        It then names the experiment, but must not undo what the run's command line changed.
+        """
+        return layer.digest in self.sources
+
+    def class_path(self, section: str) -> str | None:
+        """The class of the model or of the data."""
+        group = self.tree.get(section)
+        return group.get("class_path") if isinstance(group, dict) else None
+
+    def layer(self) -> Layer:
+        """The config as the lowest layer of a command line."""
+        return Layer(name="the checkpoint's config", text=self.text, tree=self.tree)
+
+
+def read_stored_config(checkpoint: Path) -> StoredConfig | None:
+    """The config in a checkpoint file; None where a foreign Trainer wrote it.
+
+    Raises:
+        UsageError: the file is not a checkpoint; names it, its size and the newest other one beside it.
+    """
+    import torch
+
+    if checkpoint.is_dir():
+        raise UsageError(f"{checkpoint} is a folder; give the .ckpt file in it{_other(checkpoint / 'x')}")
+    size = checkpoint.stat().st_size
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=size > 0)
+    except Exception as error:  # torch raises a dozen different types here, by what the bytes happen to be
+        cause = "empty" if size == 0 else "truncated, or not a checkpoint"
+        if "Weights only load failed" in str(error):
+            cause = "not a checkpoint, or it holds objects other than tensors and plain values, which are not loaded"
+        raise UsageError(f"{checkpoint} ({size} bytes) is {cause}{_other(checkpoint)}") from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise UsageError(
+            f"{checkpoint} ({size} bytes) is not a Lightning checkpoint: it has no state_dict{_other(checkpoint)}"
+        )
+    own = content.get(CHECKPOINT_KEY)
+    if own is None:
+        return None
+    return StoredConfig(text=own["config"], tree=yaml.safe_load(own["config"]), sources=tuple(own["sources"]))
+
+
+def _other(checkpoint: Path) -> str:
+    others = [path for path in checkpoint.parent.glob("*.ckpt") if path != checkpoint]
+    if not others:
+        return ""
+    return f"\nthe newest other checkpoint there is {max(others, key=lambda path: path.stat().st_mtime)}"

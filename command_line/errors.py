@@ -1,0 +1,160 @@
+"""Errors of a few lines: where (file, line, key), what is wrong, and the nearest right name."""
+
+import difflib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import fulgurite
+from fulgurite.callbacks import CLASSES as CALLBACKS
+from fulgurite.command_line.configs import Layer, imported_object
+
+MAXIMUM_LINES = 10
+PACKAGE_ROOT = Path(fulgurite.__file__).resolve().parent
+
+
+class UsageError(Exception):
+    """The user's command or config is wrong; the message is all that is shown."""
+
+
+def print_error(message: str) -> None:
+    """Print an error to stderr, at most ``MAXIMUM_LINES`` lines of it."""
+    lines = message.splitlines()
+    print("\n".join(["error: " + lines[0], *("  " + line for line in lines[1:MAXIMUM_LINES])]), file=sys.stderr)
+
+
+def nearest(name: str, candidates: Iterable[str], remedy: str = "") -> str:
+    """The end of a sentence about an unknown ``name``: the nearest candidates, or ``remedy`` where none is near."""
+    near = difflib.get_close_matches(name, sorted(candidates), n=3, cutoff=0.6)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; {remedy}" if remedy else ""
+
+
+def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str], option_names: Iterable[str]) -> str:
+    """Turn a message of jsonargparse (up to 60 lines of union sub-types) into the one thing that is wrong.
+
+    Args:
+        text: the message.
+        layers: the config files, in order.
+        argv: the command line.
+        option_names: dotted names of all options outside model and data.
+    """
+    path = list(re.findall(r'Parser key "([^"]+)"', text))
+    class_path = _last(r"Problem with given class_path '([^']+)'", text)
+
+    if denied := re.search(r"Importing '([^']+)' is not allowed", text):
+        name = denied[1]
+        return _place(path, layers, argv) + (
+            f"{name!r} is outside the packages that a config may name\n"
+            f"a config is code: if you trust this one, add --trust {name.rpartition('.')[0]}"
+        )
+    if option := _last(r"Option '([^']+)' is not accepted", text):
+        owner = _class_with_option_error(text) or class_path
+        return _place([*path, option], layers, argv) + (
+            f"{_short(owner)} has no argument {option!r}{nearest(option, _arguments_of(owner))}"
+        )
+    if option := _last(r"does not accept option '([^']+)'", text):
+        return _place(option.split("."), layers, argv) + f"there is no {option!r}{nearest(option, option_names)}"
+    if unknown := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
+        name = unknown[1].lstrip("-").partition("=")[0]
+        return f"command line: there is no {unknown[1].partition('=')[0]}{nearest(name, option_names)}"
+    if undotted := re.search(r"Expected a dot import path string: (\S+)", text):
+        known = [*CALLBACKS, *(name for name in _lightning_callbacks() if path[-1:] == ["trainer.callbacks"])]
+        return (
+            _place(path, layers, argv)
+            + f"there is no class {undotted[1]!r}{nearest(undotted[1], known, 'give its path')}"
+        )
+    if attribute := re.search(r"module '([^']+)' has no attribute '([^']+)'", text):
+        known = dir(import_module(attribute[1])) if attribute[1].startswith("fulgurite") else []
+        return _place(path, layers, argv) + f"{attribute[1]} has no {attribute[2]!r}{nearest(attribute[2], known)}"
+    if missing := re.search(r"the following arguments are required: (.+)", text):
+        names = ", ".join(name.rpartition(".")[2] for name in missing[1].split(", "))
+        return f"{names} not given; name a --config (`fulgurite list` shows them), or --model and --data"
+    if required := _last(r"Key \"?'?([\w.]+)\"?'? is required", text):
+        return _place([*path, required], layers, argv) + f"{_short(class_path)} needs {required.rpartition('.')[2]!r}"
+    expected = [kind for kind in re.findall(r"Expected an? <class '([^']+)'>", text) if kind != "NoneType"]
+    if expected and (given := re.search(r"(?:Got value|Given value): (.+)", text)):
+        return _place(path, layers, argv) + f"expected {' or '.join(dict.fromkeys(expected))}, got {given[1]}"
+    meaningful = [
+        line.strip(" -")
+        for line in text.splitlines()
+        if line.strip(" -") and not re.search(r"Union subtypes|Subtypes:|Errors:|NoneType|Given value", line)
+    ]
+    return _place(path, layers, argv) + "\n".join(meaningful[:6])
+
+
+def explain_construction_error(
+    text: str, config: Mapping[str, Any], layers: Sequence[Layer], argv: Sequence[str]
+) -> str:
+    """Say where the argument was set whose value a constructor refused; its message begins with the argument's name."""
+    name = text.partition(" ")[0]
+    for section in ("model", "data"):
+        group = config.get(section) or {}
+        if name in group.get("init_args", {}):
+            return _place([section, name], layers, argv) + text
+    return text
+
+
+def is_deliberate(error: BaseException) -> bool:
+    """Whether an error was raised by a ``raise`` statement of this package: its message then says what to do.
+
+    Any other error is a surprise, which only its trace explains.
+    """
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(innermost.filename).is_relative_to(PACKAGE_ROOT) and (innermost.line or "").startswith("raise ")
+
+
+def explain_load_error(text: str, checkpoint: Path | None) -> str:
+    """Turn torch's list of all keys that do not fit into a few lines."""
+    lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+    shapes = [line for line in lines if line.startswith("size mismatch")]
+    keys = [line if len(line) < 200 else f"{line[:200]}..." for line in lines if not line.startswith("size mismatch")]
+    more = f"\n... and {len(shapes) - 2} more" if len(shapes) > 2 else ""
+    return f"{checkpoint} does not fit this model\n" + "\n".join([*keys[:2], *shapes[:2]]) + more
+
+
+def _lightning_callbacks() -> list[str]:
+    from lightning.pytorch import callbacks
+
+    return list(callbacks.__all__)
+
+
+def _last(pattern: str, text: str) -> str | None:
+    found = re.findall(pattern, text)
+    return found[-1] if found else None
+
+
+def _class_with_option_error(text: str) -> str | None:
+    """The class that refused an option inside a callable, whose path jsonargparse gives only in the value."""
+    found = re.search(r"Option '[^']+' is not accepted\. Got value: Namespace\(class_path='([^']+)'", text)
+    return found[1] if found else None
+
+
+def _short(class_path: str | None) -> str:
+    return (class_path or "it").rpartition(".")[2]
+
+
+def _arguments_of(class_path: str | None) -> list[str]:
+    """The constructor arguments of a class that jsonargparse has already been allowed to import."""
+    return [] if class_path is None else list(inspect.signature(imported_object(class_path)).parameters)
+
+
+def _place(path: Sequence[str], layers: Sequence[Layer], argv: Sequence[str]) -> str:
+    """Where the value at ``path`` was set: the command line beats the files, a later file an earlier one."""
+    if not path:
+        return ""
+    keys = [key for part in path for key in part.split(".")]
+    shown = ".".join(keys)
+    flags = [word.partition("=")[0].lstrip("-").rstrip("+") for word in argv if word.startswith("--")]
+    if any(flag == keys[0] or (flag.startswith(f"{keys[0]}.") and flag.endswith(keys[-1])) for flag in flags):
+        return f"command line, {shown}: "
+    for layer in reversed(layers):
+        if line := layer.line_of(keys):
+            return f"{layer.name}, line {line}, {shown}: "
+    return f"{shown}: "

@@ -1,0 +1,167 @@
+"""Where runs lie: ``runs/<slug>/<name>/<time>-<seed>/``, and a ``latest`` link per experiment."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fulgurite import modules
+from fulgurite.command_line.configs import Layer
+from fulgurite.command_line.errors import UsageError
+
+CHECKPOINT_FOLDER = "checkpoints"
+CONFIG_FILE = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All runs of one method under one name.
+
+    Args:
+        root: folder of all runs.
+        slug: the method, or the class name of a foreign model.
+        name: stem of the first config.
+    """
+
+    root: Path
+    slug: str
+    name: str
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], model: str | None, root: str | None) -> "Experiment":
+        """The experiment of a command line.
+
+        Args:
+            layers: its config files.
+            model: the class path of ``--model``.
+            root: the value of ``--trainer.default_root_dir``.
+        """
+        for layer in reversed(layers):
+            group: Any = layer.tree.get("model")
+            if model is None and isinstance(group, dict):
+                model = group.get("class_path")
+            trainer: Any = layer.tree.get("trainer")
+            if root is None and isinstance(trainer, dict):
+                root = trainer.get("default_root_dir")
+        return cls(Path(root or "runs").expanduser(), slug_of(model), _name_of(layers))
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.slug / self.name
+
+    def latest_checkpoint(self, which: str) -> Path:
+        """``best`` or ``last`` of the latest run.
+
+        Raises:
+            UsageError: there is no run, or it has no such checkpoint.
+        """
+        latest = self.folder / "latest"
+        if not latest.exists():
+            raise UsageError(
+                f"--ckpt_path {which}: no run in {self.folder}\n"
+                f"fit first, or name the config it was fitted with (a run is found by its model and first --config)"
+            )
+        run = self.folder / latest.readlink()
+        path = run / CHECKPOINT_FOLDER / f"{which}.ckpt"
+        if not path.exists():
+            there = sorted(file.stem for file in path.parent.glob("*.ckpt"))
+            has = f"it has {', '.join(there)}" if there else "it wrote none before it ended"
+            raise UsageError(f"--ckpt_path {which}: the latest run {run} has no such checkpoint; {has}")
+        return path
+
+
+def new_run(parent: Path, seed: int, create: bool) -> Path:
+    """A new run's folder; under SLURM named by the job, so that a requeued job finds its own.
+
+    Args:
+        parent: folder that it lies in.
+        seed: the run's seed.
+        create: make the folder (rank 0 alone does).
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    job = _slurm_job()
+    stem = job or f"{datetime.now():%Y%m%d-%H%M%S}-{seed}"
+    run = parent / stem
+    if not create:
+        return run
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            try:
+                run.mkdir(exist_ok=job is not None)
+                return run
+            except FileExistsError:  # another run began in this second
+                number += 1
+                run = parent / f"{stem}-{number}"
+    except OSError as error:
+        raise UsageError(
+            f"the run's folder {run} cannot be made: {error.strerror}\nchoose another with --trainer.default_root_dir"
+        ) from error
+
+
+def discard_if_empty(run: Path) -> None:
+    """Remove the folder of a run that could not start, if nothing is in it."""
+    with suppress(OSError):
+        run.rmdir()
+
+
+def run_of_checkpoint(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint belongs to, if it lies in one."""
+    run = checkpoint.parent.parent
+    return run if checkpoint.parent.name == CHECKPOINT_FOLDER and (run / CONFIG_FILE).is_file() else None
+
+
+def slug_of(class_path: str | None) -> str:
+    """The slug of a class, or a foreign class's own name in lower case."""
+    if class_path is None:
+        return "unnamed"
+    name = class_path.rpartition(".")[2]
+    for record in modules.METHODS.values():
+        if name in record.classes and class_path.startswith("fulgurite."):
+            return record.slug
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def portable_config(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A config less what belongs to one machine: paths in the working folder or at home become relative ones."""
+
+    def portable(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: portable(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [portable(inner) for inner in value]
+        if isinstance(value, str) and Path(value).is_absolute():
+            for base, replacement in ((Path.cwd(), "."), (Path.home(), "~")):
+                if Path(value).is_relative_to(base):
+                    return str(Path(replacement) / Path(value).relative_to(base))
+        return value
+
+    kept = {key: value for key, value in tree.items() if key in ("seed_everything", "trainer", "model", "data")}
+    result: dict[str, Any] = portable(kept)
+    result.get("trainer", {}).pop("default_root_dir", None)
+    return result
+
+
+def _name_of(layers: Sequence[Layer]) -> str:
+    if not layers or layers[0].path is None:
+        return "run"
+    path = layers[0].path
+    if path.name == CONFIG_FILE and (path.parent / CHECKPOINT_FOLDER).is_dir():
+        return path.resolve().parent.parent.name  # the saved config of a run: the same experiment
+    return path.stem
+
+
+def _slurm_job() -> str | None:
+    """Name of the SLURM job (the same when it is requeued), if this is one."""
+    if os.environ.get("SLURM_JOB_NAME") in (None, "bash", "interactive"):
+        return None
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', 0)}"
+    return os.environ.get("SLURM_JOB_ID")

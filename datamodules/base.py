@@ -1,0 +1,152 @@
+"""The base of every data module: splits, loaders, and the position that makes a resumed run exact."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+
+Split = Literal["train", "calibration", "val", "test", "predict"]
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """A training order that is a function of (seed, epoch, rank) and can start in the middle of an epoch.
+
+    Being a DistributedSampler, it is left in place by the Trainer, which tells it the epoch.
+
+    Args:
+        dataset: the training set.
+        seed: seed of the permutations.
+        epoch: the epoch that the first iteration belongs to.
+        start: number of this rank's samples to skip in that epoch.
+        num_replicas: number of ranks.
+        rank: this rank.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], seed: int, epoch: int = 0, start: int = 0, num_replicas: int = 1, rank: int = 0
+    ) -> None:
+        super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=True, seed=seed)
+        self.epoch = epoch
+        self.start = start
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch``; the start position holds only for the epoch it was given for."""
+        if epoch != self.epoch:
+            self.start = 0
+        super().set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.start, None)
+
+
+def collate_fields(samples: Any) -> Any:
+    """Collate a list of samples; a batch that the data set has already assembled (a dict of tensors) passes through."""
+    return samples if isinstance(samples, dict) else default_collate(samples)
+
+
+class DataModule(LightningDataModule):
+    """A data module whose loaders are seeded, and whose checkpoint state makes resuming exact.
+
+    A subclass implements :meth:`split` and exposes the sizes of ``fulgurite.datamodules.SIZES`` as properties that are
+    known at construction. A batch is a dict with named fields; ``index`` (B,) identifies the sample in the whole data.
+
+    Args:
+        root: folder for files that are read or generated.
+        batch_size: samples per batch on each rank.
+        num_workers: loader processes.
+        seed: seed of splits, noise and order; None means the run's ``seed_everything`` (0 without a command line).
+
+    Raises:
+        ValueError: ``batch_size`` or ``num_workers`` is out of range.
+    """
+
+    collate: Callable[[Any], Any] = staticmethod(collate_fields)
+
+    def __init__(
+        self, root: str | Path = "data", batch_size: int = 64, num_workers: int = 0, seed: int | None = None
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; give at least 1")
+        if num_workers < 0:
+            raise ValueError(f"num_workers is {num_workers}; give 0 (load in the main process) or more")
+        self.root = Path(root).expanduser()
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = 0 if seed is None else seed
+        self._resume_at: tuple[int, int] | None = None
+
+    def split(self, name: Split) -> Dataset[Any]:
+        """The samples of one split, in a fixed order.
+
+        Raises:
+            ValueError: the data have no such split.
+        """
+        raise ValueError(f"{type(self).__name__} has no split {name!r}")
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        dataset = self.split("train")
+        epoch, batch = self._start_position()
+        sampler = EpochSampler(
+            dataset,
+            seed=self.seed,
+            epoch=epoch,
+            start=batch * self.batch_size,
+            num_replicas=self.trainer.world_size if self.trainer else 1,
+            rank=self.trainer.global_rank if self.trainer else 0,
+        )
+        return self._loader(dataset, sampler)
+
+    def calibration_dataloader(self) -> DataLoader[Any]:
+        """Held-out samples for conformal calibration, in a fixed order and without augmentation."""
+        return self._loader(self.split("calibration"))
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.split("val"))
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.split("test"))
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.split("predict"))
+
+    def _loader(self, dataset: Dataset[Any], sampler: EpochSampler | None = None) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            num_workers=self.num_workers,
+            collate_fn=self.collate,
+            pin_memory=torch.cuda.is_available(),
+            # Its own generator: making an iterator would otherwise draw from the global one and shift every later draw.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+    def _start_position(self) -> tuple[int, int]:
+        """(epoch, batch) of the first batch of the loader that is about to be built."""
+        if self._resume_at is not None:
+            position, self._resume_at = self._resume_at, None
+            return position
+        return (self.trainer.current_epoch if self.trainer else 0), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """(epoch, batch) of the next training batch.
+
+        The loader is rebuilt at this place when a run resumes: loader processes draw their first batches before the
+        Trainer can tell the sampler its epoch.
+        """
+        if self.trainer is None:
+            return {}
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        epoch, batch = self.trainer.current_epoch, progress.ready
+        if batch >= self.trainer.num_training_batches:
+            epoch, batch = epoch + 1, 0
+        return {"epoch": epoch, "batch": batch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict:
+            self._resume_at = (state_dict["epoch"], state_dict["batch"])

@@ -1,0 +1,1 @@
+"""Readers, samplers and simulators that several data modules share."""

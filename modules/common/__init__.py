@@ -1,0 +1,1 @@
+"""Networks and maths that two or more methods share, named by what they do."""

@@ -1,0 +1,1 @@
+"""Risk-optimal conformal prediction (ROCP) and the classifier that it calibrates."""
