@@ -1,13 +1,12 @@
 # Each target does its own set-up; Python 3.11 or newer on the PATH is all that it needs.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-RUNS ?= runs
 
 .PHONY: demo test lint clean
 
 demo: .venv/installed
-	$(BIN)/fulgurite fit --config rocp/cpu --trainer.default_root_dir $(RUNS)
-	$(BIN)/fulgurite test --config rocp/cpu --trainer.default_root_dir $(RUNS) --ckpt_path best
+	$(BIN)/fulgurite fit --config rocp/cpu
+	$(BIN)/fulgurite test --config rocp/cpu --ckpt_path last
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest

@@ -194,7 +194,7 @@ class PlainProgress(Callback):
         lines: epochs to show, at most.
     """
 
-    def __init__(self, lines: int = 20) -> None:
+    def __init__(self, lines: int = 10) -> None:
         self.lines = lines
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -93,7 +93,7 @@ class FiniteGuard(Callback):
             last = "none" if self._last_loss is None else f"{self._last_loss.item():.6g}"
             epoch, batch = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1
             raise NonFiniteError(
-                f"the loss is {loss.detach().sum().item()} at step {trainer.global_step} (epoch {epoch}, batch {batch})\n"
+                f"the loss is {loss.detach().sum()} at step {trainer.global_step} (epoch {epoch}, batch {batch})\n"
                 f"learning rate {', '.join(rates) or 'unknown'}; last finite loss {last}\n"
                 "lower the learning rate, clip the gradients (--trainer.gradient_clip_val 1.0), or look at that batch"
             )

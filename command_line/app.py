@@ -141,11 +141,9 @@ class FulguriteCLI(LightningCLI):
         data = self.options.get("data")
         if data is not None and "seed" in data.get("init_args", {}) and data["init_args"]["seed"] is None:
             data["init_args"]["seed"] = self.options["seed_everything"] or 0
-        checkpoint = self.invocation.checkpoint
-        self.options["ckpt_path"] = str(checkpoint) if checkpoint else None
         if "verbose" in self.options:
             self.options["verbose"] = False  # one table of metrics is enough, and it is ours
-        dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.config["subcommand"]]
+        dumped = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))[self.config["subcommand"]]
         self.resolved = portable_config(dumped)
         self._refuse_typed_sizes()
         if self.invocation.stored:
@@ -260,6 +258,8 @@ class FulguriteCLI(LightningCLI):
         if self.run_folder:
             log.info("run folder %s", self.run_folder)
         if self.invocation.checkpoint:
+            # Set here, a module can tell in its setup hook that it need not fetch weights to start from.
+            self.trainer.ckpt_path = self.invocation.checkpoint
             log.info("from checkpoint %s", self.invocation.checkpoint)
         elif self.subcommand != "fit":
             log.info("no --ckpt_path: these are the weights the model starts with, nothing was trained")

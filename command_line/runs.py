@@ -15,6 +15,7 @@ from fulgurite.command_line.errors import UsageError
 
 CHECKPOINT_FOLDER = "checkpoints"
 CONFIG_FILE = "config.yaml"
+CONFIG_KEYS = ("seed_everything", "checkpoint_every", "trainer", "model", "data")
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def portable_config(tree: Mapping[str, Any]) -> dict[str, Any]:
                     return str(Path(replacement) / Path(value).relative_to(base))
         return value
 
-    kept = {key: value for key, value in tree.items() if key in ("seed_everything", "trainer", "model", "data")}
+    kept = {key: value for key, value in tree.items() if key in CONFIG_KEYS}
     result: dict[str, Any] = portable(kept)
     result.get("trainer", {}).pop("default_root_dir", None)
     return result

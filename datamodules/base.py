@@ -1,10 +1,11 @@
 """The base of every data module: splits, loaders, and the position that makes a resumed run exact."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
@@ -40,7 +41,12 @@ class EpochSampler(DistributedSampler[Any]):
         super().set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return islice(super().__iter__(), self.start, None)
+        # torch seeds with seed + epoch, so that two seeds would share their orders, one epoch apart.
+        mixed = np.random.SeedSequence((self.seed, self.epoch)).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(mixed[0]))
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()  # type: ignore[arg-type]
+        padded = islice(cycle(order), self.total_size)
+        return islice(padded, self.rank + self.start * self.num_replicas, None, self.num_replicas)
 
 
 def collate_fields(samples: Any) -> Any:
@@ -141,8 +147,9 @@ class DataModule(LightningDataModule):
         """
         if self.trainer is None:
             return {}
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        epoch, batch = self.trainer.current_epoch, progress.ready
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        # Not `ready`: a batch in which the run failed is taken again.
+        epoch, batch = self.trainer.current_epoch, progress.processed
         if batch >= self.trainer.num_training_batches:
             epoch, batch = epoch + 1, 0
         return {"epoch": epoch, "batch": batch}

@@ -66,7 +66,10 @@ def load_timm_weights(network: nn.Module, weights: str, in_channels: int) -> Non
         n_outputs: Any = network.num_classes
         load_pretrained(network, num_classes=n_outputs, in_chans=in_channels)
         return
-    loaded = load_state_dict(str(Path(weights).expanduser()), use_ema=False, weights_only=True)
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"weights {weights!r}: there is no such file; give 'hub' or the path of a weights file")
+    loaded = load_state_dict(str(path), use_ema=False, weights_only=True)
     own = network.state_dict()
     fitting = {name: value for name, value in loaded.items() if name in own and own[name].shape == value.shape}
     missing = [name for name in own if name not in fitting and not name.startswith(f"{published['classifier']}.")]

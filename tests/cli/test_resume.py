@@ -1,0 +1,155 @@
+"""A resumed run equals the uninterrupted one, with difference 0, for every method's smoke config."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fulgurite.command_line.configs import shipped_configs
+from fulgurite.modules import METHODS
+
+MID_EPOCH = "lightning.pytorch.callbacks.ModelCheckpoint"
+
+
+def epochs_of(slug):
+    return yaml.safe_load(shipped_configs()[f"{slug}/smoke"].read_text())["trainer"]["max_epochs"]
+
+
+def last(root):
+    (path,) = Path(root).rglob("last.ckpt")
+    return path
+
+
+def assert_equal_state(one, other):
+    """The weights, optimisers, schedulers, random state and progress of two checkpoints are the same to the bit."""
+    one, other = (torch.load(path, weights_only=True) for path in (one, other))
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "random_state", "epoch", "global_step"):
+        assert_equal(one[part], other[part], part)
+
+
+def assert_equal(one, other, where):
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for position, pair in enumerate(zip(one, other, strict=True)):
+            assert_equal(*pair, f"{where}.{position}")
+    else:
+        assert one == other, where
+
+
+@pytest.fixture(params=[0, 2], ids=["no workers", "two workers"])
+def workers(request):
+    return ("--data.num_workers", str(request.param))
+
+
+@pytest.mark.parametrize("slug", METHODS)
+def test_resuming_is_exact_at_the_end_of_an_epoch_and_in_the_middle(fulgurite_cli, slug, workers):
+    base = ("fit", "--config", f"{slug}/smoke", *workers, "--trainer.default_root_dir")
+    epochs = epochs_of(slug)
+    middle = ("--trainer.callbacks+=" + MID_EPOCH, "--trainer.callbacks.dirpath=middle")
+    every = ("--trainer.callbacks.every_n_train_steps=5", "--trainer.callbacks.save_top_k=-1")
+    assert fulgurite_cli(*base, "whole", *middle, *every).code == 0
+
+    # At the end of an epoch, from the newest state and from the best one (which is written before the epoch's end).
+    for which in ("last", "best"):
+        root = f"from_{which}"
+        assert fulgurite_cli(*base, root, "--trainer.max_epochs", str(epochs // 2)).code == 0
+        (checkpoint,) = Path(root).rglob(f"{which}.ckpt")
+        outcome = fulgurite_cli("fit", "--ckpt_path", str(checkpoint), "--trainer.max_epochs", str(epochs))
+        assert outcome.code == 0, outcome.err
+        assert_equal_state(last("whole"), last(root))
+        tables = [next(Path(folder).rglob("metrics.csv")).read_text() for folder in ("whole", root)]
+        assert tables[0] == tables[1]
+
+    steps = sorted(Path("middle").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    for position, checkpoint in enumerate(steps if "0" in workers else steps[::4]):
+        outcome = fulgurite_cli(
+            "fit",
+            "--ckpt_path",
+            str(checkpoint),
+            "--trainer.callbacks",
+            "null",
+            "--trainer.default_root_dir",
+            f"m{position}",
+        )
+        assert outcome.code == 0, outcome.err
+        assert_equal_state(last("whole"), last(f"m{position}"))
+
+
+@pytest.mark.parametrize("slug", METHODS)
+def test_checkpoint_every_writes_the_newest_state_between_epochs(fulgurite_cli, slug):
+    outcome = fulgurite_cli(
+        "fit", "--config", f"{slug}/smoke", "--trainer.max_epochs", "1", "--checkpoint_every", "3",
+        "--trainer.callbacks+=" + MID_EPOCH, "--trainer.callbacks.every_n_train_steps=1000",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    state = torch.load(last("runs"), weights_only=True)
+    assert any("'every_n_train_steps': 3" in key for key in state["callbacks"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "code", "what"),
+    [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C"), (signal.SIGKILL, -9, "")],
+)
+def test_a_run_that_a_signal_ends_goes_on_to_the_same_result(fulgurite_cli, workspace, signum, code, what):
+    base = ("--config", "rocp/smoke", "--trainer.max_epochs", "400")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fulgurite.cli", "fit", *base, "--checkpoint_every", "3"],
+        cwd=workspace, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    metrics = Path("runs/rocp/smoke/latest/metrics.csv")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) > 4):
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    if what:
+        assert f"error: ended by {what}" in err
+        assert "--ckpt_path last" in err
+
+    reached = torch.load(last("runs"), weights_only=True)
+    assert 0 < reached["global_step"] < 400 * 8, "the signal came too late or too early to show anything"
+    end = str(reached["epoch"] + 3)
+    assert fulgurite_cli("fit", *base, "--ckpt_path", "last", "--trainer.max_epochs", end).code == 0
+    assert fulgurite_cli("fit", *base, "--trainer.default_root_dir", "whole", "--trainer.max_epochs", end).code == 0
+    assert_equal_state(last("whole"), last("runs"))
+
+
+@pytest.mark.parametrize("slug", METHODS)
+def test_a_loss_that_is_not_finite_ends_the_run_and_never_enters_a_checkpoint(fulgurite_cli, slug):
+    assert fulgurite_cli("fit", "--config", f"{slug}/smoke", "--trainer.max_epochs", "1").code == 0
+    kept = last("runs").read_bytes()
+    outcome = fulgurite_cli("fit", "--config", f"{slug}/smoke", "--model.optimizer.lr", "1e30")
+    assert outcome.code == 1
+    assert "the loss is " in outcome.err
+    assert "at step 1 (epoch 0, batch 1)" in outcome.err
+    assert "learning rate 1e+30; last finite loss" in outcome.err
+    assert len(outcome.err.splitlines()) <= 10
+    assert last("runs").read_bytes() == kept, "the run that failed wrote no checkpoint, and touched no other"
+    assert len(list(Path("runs").rglob("results.json"))) == 1, "a run that failed has no results"
+
+
+def test_a_run_can_be_moved_and_resumed_with_its_best_score(fulgurite_cli):
+    assert fulgurite_cli("fit", "--config", "rocp/smoke", "--trainer.max_epochs", "3").code == 0
+    run = Path("runs/rocp/smoke/latest").resolve()
+    best = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    state = next(value for key, value in best["callbacks"].items() if "val/accuracy" in key)
+    assert state["best_model_path"] == "best.ckpt"
+    assert str(Path.cwd()) not in str(best["callbacks"])
+
+    run.rename("moved")
+    outcome = fulgurite_cli("fit", "--ckpt_path", "moved/checkpoints/last.ckpt", "--trainer.max_epochs", "4")
+    assert outcome.code == 0, outcome.err
+    assert "best checkpoint moved/checkpoints/best.ckpt" in outcome.out.replace(f"{Path.cwd()}/", "")

@@ -1,0 +1,85 @@
+"""The README says what is true now."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fulgurite.command_line.listing import readme_table
+from fulgurite.command_line.provenance import ROOT
+
+README = ROOT / "README.md"
+
+
+def between(name):
+    text = README.read_text()
+    return text.partition(f"<!-- {name}: begin -->\n")[2].partition(f"\n<!-- {name}: end -->")[0]
+
+
+def test_the_method_table_is_that_of_the_register(request):
+    if request.config.getoption("--update-readme"):
+        text = README.read_text()
+        block = f"<!-- methods: begin -->\n{readme_table()}\n<!-- methods: end -->"
+        README.write_text(
+            re.sub(r"<!-- methods: begin -->.*<!-- methods: end -->", lambda _: block, text, flags=re.DOTALL)
+        )
+    assert between("methods") == readme_table()
+
+
+def numbers(text):
+    """Metric -> value of every row of the printed tables."""
+    return {name: float(value) for name, value in re.findall(r"│ (\S+)\s+│ ([\d.]+)\s+│", text)}
+
+
+def test_the_demo_prints_what_the_readme_shows(fulgurite_cli):
+    shown = between("demo")
+    commands = re.findall(r"\$\(BIN\)/fulgurite (.+)", (ROOT / "Makefile").read_text())
+    printed = ""
+    for command in commands:
+        outcome = fulgurite_cli(*shlex.split(command))
+        assert outcome.code == 0, outcome.err
+        printed += outcome.out
+    assert numbers(printed) == pytest.approx(numbers(shown), abs=0.01), "run `make demo` and copy its output"
+    assert len(numbers(shown)) > 6
+
+    def outline(text):
+        return [
+            re.sub(r"\d{8}-\d{6}-\d+|[\d.]+(e-\d+)?", "#", line)
+            for line in text.strip("`\n").removeprefix("text\n").splitlines()
+        ]
+
+    assert outline(printed) == outline(shown)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/runs.md", "docs/methods/rocp.md", "SECURITY.md", "CONTRIBUTING.md"]
+)
+def test_links_in_the_docs_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text()):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_python_example_runs(workspace):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def commands_of(page):
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("fulgurite ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def test_the_commands_of_the_readme_run(fulgurite_cli):
+    Path("my_changes.yaml").write_text(
+        "data: {class_path: fulgurite.datamodules.DigitsHazard, init_args: {noise: 2}}\n"
+    )
+    commands = commands_of("README.md")
+    assert len(commands) >= 7
+    for command in commands:
+        short = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1"] if command[0] == "fit" else []
+        without_gpu = ["--config", "trainer/cpu"] if "trainer/gpu" in command else []
+        precision = ["--trainer.precision", "32-true"] if without_gpu else []
+        outcome = fulgurite_cli(*command, *without_gpu, *short, *precision)
+        assert outcome.code == 0, (command, outcome.err)
