@@ -213,7 +213,7 @@ class FulguriteCLI(LightningCLI):
                 arguments["logger"] = False
                 added.append(PredictionFile())
             elif settings["logger"] in (None, True):
-                arguments["logger"] = [TensorBoardLogger(folder, name="", version="tensorboard"), MetricsFile(folder)]
+                arguments["logger"] = [TensorBoardLogger(folder, name="tensorboard", version=""), MetricsFile(folder)]
             if self.subcommand == "fit" and settings["enable_checkpointing"] is not False:
                 added += self._checkpoints(folder / CHECKPOINT_FOLDER)
         kinds = {type(callback) for callback in callbacks}
