@@ -4,6 +4,7 @@ import csv
 import logging
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,28 @@ class MetricsFile(Logger):
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns, restval="").writerow(self._row)
         self._row = {}
+
+
+@dataclass(frozen=True)
+class MetricTable:
+    """Metrics that belong side by side: a callback that has one as ``metric_table`` gets it printed after the run.
+
+    Args:
+        rows: the rows' names.
+        columns: the columns' names.
+        keys: (row, column) -> the logged metric's name, where there is one.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    keys: Mapping[tuple[str, str], str]
+
+    @classmethod
+    def of(cls, rows: Mapping[str, Mapping[str, float]], prefix: str) -> "MetricTable":
+        """The table of metrics logged as ``<prefix><row>_<column>``."""
+        columns = tuple(dict.fromkeys(name for row in rows.values() for name in row))
+        keys = {(row, name): f"{prefix}{row}_{name}" for row, values in rows.items() for name in values}
+        return cls(tuple(rows), columns, keys)
 
 
 class FigureSaver(Callback):

@@ -276,7 +276,8 @@ class FulguriteCLI(LightningCLI):
         results = Results.of(self)
         if self.run_folder:
             results.write(self.run_folder)
-        results.show(self.run_folder)
+        tables = [getattr(callback, "metric_table", None) for callback in self.trainer.callbacks]  # type: ignore[attr-defined]
+        results.show(self.run_folder, [table for table in tables if table is not None])
 
     before_fit = before_validate = before_test = before_predict = _before
     after_fit = after_validate = after_test = after_predict = _after

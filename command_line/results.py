@@ -5,7 +5,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fulgurite.callbacks.reporting import PredictionFile
+from fulgurite.callbacks.reporting import MetricTable, PredictionFile
 from fulgurite.callbacks.reproducibility import RunCheckpoint
 from fulgurite.command_line import provenance
 from fulgurite.command_line.runs import slug_of
@@ -107,13 +107,22 @@ class Results:
         """Write results.json into the run's folder."""
         write_text(folder / RESULTS_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
-    def show(self, folder: Path | None) -> None:
-        """Print the metrics as a table, and the paths of what the command made."""
+    def show(self, folder: Path | None, tables: Sequence[MetricTable] = ()) -> None:
+        """Print the metrics, those of ``tables`` side by side, and the paths of what the command made."""
         console = Console(highlight=False, soft_wrap=True)
-        if self.metrics:
+        grouped = {key for side_by_side in tables for key in side_by_side.keys.values()}
+        for side_by_side in tables:
+            # Measures as rows: there are more of them than arms, and a terminal is narrow.
+            table = Table("", *side_by_side.rows)
+            for column in side_by_side.columns:
+                keys = [side_by_side.keys.get((row, column)) for row in side_by_side.rows]
+                table.add_row(column, *("" if key is None else _text(self.metrics.get(key)) for key in keys))
+            console.print(table)
+        plain = {name: value for name, value in self.metrics.items() if name not in grouped}
+        if plain:
             table = Table("metric", "value")
-            for name, value in sorted(self.metrics.items()):
-                table.add_row(name, "not finite" if value is None else f"{value:.4f}")
+            for name, value in sorted(plain.items()):
+                table.add_row(name, _text(value))
             console.print(table)
         if folder is None:
             return
@@ -127,6 +136,10 @@ class Results:
             console.print(f"predictions {folder / self.predictions}")
         for figure in sorted((folder / "figures").glob(f"{self.command}_*.png")):
             console.print(f"figure {figure}")
+
+
+def _text(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _numbers(metrics: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, float | None]]:

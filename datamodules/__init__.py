@@ -12,6 +12,7 @@ from fulgurite import import_lazily
 
 CLASSES: Mapping[str, str] = {
     "DigitsHazard": "fulgurite.datamodules.rocp",
+    "ImageFolderHazard": "fulgurite.datamodules.rocp",
 }
 
 SIZES: Mapping[str, str] = {

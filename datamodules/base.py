@@ -1,7 +1,7 @@
 """The base of every data module: splits, loaders, and the position that makes a resumed run exact."""
 
 from collections.abc import Callable, Iterator
-from itertools import cycle, islice
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,8 @@ Split = Literal["train", "calibration", "val", "test", "predict"]
 class EpochSampler(DistributedSampler[Any]):
     """A training order that is a function of (seed, epoch, rank) and can start in the middle of an epoch.
 
-    Being a DistributedSampler, it is left in place by the Trainer, which tells it the epoch.
+    Being a DistributedSampler, it is left in place by the Trainer, which tells it the epoch. It yields indices; a data set
+    whose attribute ``needs_epoch`` is true gets pairs (epoch, index), so that its loader processes know the epoch, too.
 
     Args:
         dataset: the training set.
@@ -40,13 +41,14 @@ class EpochSampler(DistributedSampler[Any]):
             self.start = 0
         super().set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         # torch seeds with seed + epoch, so that two seeds would share their orders, one epoch apart.
         mixed = np.random.SeedSequence((self.seed, self.epoch)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(mixed[0]))
         order = torch.randperm(len(self.dataset), generator=generator).tolist()  # type: ignore[arg-type]
         padded = islice(cycle(order), self.total_size)
-        return islice(padded, self.rank + self.start * self.num_replicas, None, self.num_replicas)
+        own = islice(padded, self.rank + self.start * self.num_replicas, None, self.num_replicas)
+        return zip(repeat(self.epoch), own, strict=False) if getattr(self.dataset, "needs_epoch", False) else own
 
 
 def collate_fields(samples: Any) -> Any:

@@ -43,7 +43,10 @@ METHODS: Mapping[str, MethodRecord] = {
             title="Risk-optimal conformal prediction",
             paper="Optimal Decision-Making Based on Prediction Sets",
             arxiv="2602.00989",
-            classes={"Classifier": "fulgurite.modules.rocp.module"},
+            classes={
+                "Classifier": "fulgurite.modules.rocp.module",
+                "ConformalDecision": "fulgurite.modules.rocp.functional_decision",
+            },
         ),
     )
 }

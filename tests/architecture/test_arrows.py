@@ -33,7 +33,7 @@ RULES = {
     r"datamodules/(base\.py|common/.*)": r"fulgurite\.datamodules\.(base|common)\b.*",
     r"datamodules/(?P<slug>\w+)\.py": r"fulgurite\.(datamodules\.(base|common)\b.*|modules\.{slug}\.functional.*)",
     r"callbacks/__init__\.py": r"$^",
-    r"callbacks/.*": r"fulgurite\.(callbacks\.\w+\..*|modules\.base\..*|modules\.\w+\.(functional|networks).*)",
+    r"callbacks/.*": r"fulgurite\.(callbacks\.\w+\..*|modules\.base\..*|modules\.\w+\.(functional|networks|metrics|figures).*)",
 }
 
 

@@ -1,0 +1,406 @@
+"""Conformal calibration and decisions as a callback for any classifier.
+
+Paper: Tao Wang, Edgar Dobriban, "Optimal Decision-Making Based on Prediction Sets", ICML 2026 (arXiv 2602.00989).
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+
+from fulgurite.callbacks.conformal_report import (
+    TestedArm,
+    critical_pairs,
+    draw,
+    measure,
+    read_loss_matrix,
+    table_csv,
+    table_markdown,
+)
+from fulgurite.callbacks.reporting import MetricTable, log_figure, save_figure
+from fulgurite.modules.rocp.functional import check_alpha, check_loss
+from fulgurite.modules.rocp.functional_curve import Mode
+from fulgurite.modules.rocp.functional_decision import ConformalDecision, Rule, Score
+from fulgurite.storage import write_text
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to make sets and to act on them; the fields are those of ``ConformalDecision``.
+
+    Args:
+        score: how sets are made.
+        rule: how an action is chosen.
+        alpha: miscoverage level; None takes the callback's.
+        mode: of the calibration of ``rocp`` and ``rac``.
+        class_conditional: cover each label with 1 - alpha.
+        randomized: randomise APS and RAPS.
+        penalty: of RAPS and SOCOP.
+        free_rank: of RAPS.
+        allow_empty: whether a set may be empty.
+    """
+
+    score: Score = "rocp"
+    rule: Rule = "minimax"
+    alpha: float | None = None
+    mode: Mode = "exact"
+    class_conditional: bool = False
+    randomized: bool = False
+    penalty: float | None = None
+    free_rank: int = 1
+    allow_empty: bool = True
+
+
+class ConformalCalibration(Callback):
+    """Calibrate a classifier on held-out data, and test prediction sets and decisions of several arms side by side.
+
+    Works on any LightningModule that gives logits. The calibration data are the data set and the collate function of
+    the data module's ``calibration_dataloader()``, passed through the model in evaluation mode in a fixed order; where
+    there is none the validation data take its place, with a warning. The logits and labels of the calibration data are
+    kept in the checkpoint, computed with the very weights that it holds; what is varied at test time (levels, losses,
+    scores, rules) is an argument and is not kept.
+
+    Metrics are logged as ``test/<arm>_<name>``: coverage, size, coverage of the worst label and set size, and with a
+    loss matrix loss, its quantiles, robust risk, and critical mistakes in total and by label. They stand side by side
+    in ``conformal.csv`` below the Trainer's ``default_root_dir``. At ``predict`` the sets and actions join the outputs
+    of a ``predict_step`` that returns a dict.
+
+    Args:
+        loss_matrix: rows (labels) of losses by action, or the path of a ``.npy`` or ``.csv`` file; a CSV may name the
+            actions in its first row and the labels in its first column.
+        alpha: miscoverage level.
+        arms: name -> arm; None is ROCP alone, or LAC alone without a loss matrix.
+        label_names: None takes the module's ``class_names``, else numbers.
+        action_names: None numbers them.
+        critical: pairs (label, action), by name or number, that are critical mistakes.
+        inputs: key of a dict batch that goes into the model; of a tuple the first entry does.
+        labels: key of a dict batch with the true labels; of a tuple the second entry.
+        output: key or attribute under which a step's or the model's output holds the logits.
+        call: dotted attribute of the module to call for logits, such as ``"network"``; None calls the module.
+        temperature: logits are divided by it.
+        quantiles: levels of the loss quantiles to log.
+        sweep: levels of alpha for the figure of loss against alpha; empty leaves it out.
+        store: keep the calibration data's logits in the checkpoint; a pass over them for every checkpoint written.
+        seed: of randomised scores.
+        name: tells several of these callbacks apart; metrics become ``test/<name>_<arm>_...``.
+
+    Raises:
+        ValueError: an argument is out of range, or a name is unknown.
+        FileNotFoundError: the loss matrix's file does not exist.
+    """
+
+    def __init__(
+        self,
+        loss_matrix: list[list[float]] | str | None = None,
+        alpha: float = 0.1,
+        arms: dict[str, Arm] | None = None,
+        label_names: list[str] | None = None,
+        action_names: list[str] | None = None,
+        critical: list[tuple[str | int, str | int]] | None = None,
+        inputs: str = "image",
+        labels: str = "label",
+        output: str = "logits",
+        call: str | None = None,
+        temperature: float = 1.0,
+        quantiles: Sequence[float] = (0.95,),
+        sweep: Sequence[float] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
+        store: bool = True,
+        seed: int = 0,
+        name: str = "",
+    ) -> None:
+        super().__init__()
+        check_alpha(alpha)
+        for level in sweep:
+            check_alpha(level)
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature is {temperature}; give a value above 0")
+        self.loss: Tensor | None = None
+        if isinstance(loss_matrix, str):
+            matrix, file_labels, file_actions = read_loss_matrix(Path(loss_matrix).expanduser())
+            label_names, action_names = label_names or file_labels, action_names or file_actions
+            self.loss = check_loss(matrix)
+        elif loss_matrix is not None:
+            self.loss = check_loss(loss_matrix)
+        self.alpha = alpha
+        self.arms = arms or {"rocp": Arm()} if self.loss is not None else arms or {"lac": Arm("lac", "maxmin")}
+        self.label_names = label_names
+        self.action_names = action_names
+        self.critical = critical or []
+        self.inputs, self.labels, self.output, self.call = inputs, labels, output, call
+        self.temperature = temperature
+        self.quantiles, self.sweep = list(quantiles), list(sweep)
+        self.store, self.seed, self.name = store, seed, name
+        for arm in self.arms:
+            if not arm.replace("_", "").isalnum():
+                raise ValueError(
+                    f"arm {arm!r}: give a name of letters, digits and underscores, it becomes part of a metric's"
+                )
+            self._decision(self.arms[arm])  # refuses arguments that do not go together
+
+        self.metric_table: MetricTable | None = None
+        self._calibration: tuple[Tensor, Tensor] | None = None  # logits (N, K) float32, labels (N,)
+        self._up_to_date = False
+        self._test: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @property
+    def state_key(self) -> str:
+        return f"ConformalCalibration[{self.name}]" if self.name else "ConformalCalibration"
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._calibration is None or not self._up_to_date:
+            return {}
+        logits, labels = self._calibration
+        return {"logits": logits, "labels": labels}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict:
+            self._calibration = (state_dict["logits"], state_dict["labels"])
+            self._up_to_date = True
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.store and trainer.state.fn == "fit" and not trainer.interrupted and not self._up_to_date:
+            self._calibrate(trainer, pl_module)
+            # The Trainer has asked for the states already, before any callback knew that a checkpoint is due.
+            checkpoint["callbacks"][self.state_key] = self.state_dict()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._up_to_date = False  # the weights are about to change
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._test = []
+        self._ensure_calibrated(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._ensure_calibrated(trainer, pl_module)
+        self._fitted = {name: self._fit(arm) for name, arm in self.arms.items()}
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if dataloader_idx:
+            raise ValueError("ConformalCalibration tests one data loader; give the others a run of their own")
+        logits = self._logits_in(outputs)
+        if logits is None:
+            logits = self._forward(trainer, pl_module, batch)
+        labels = self._labels_of(batch)
+        seen = sum(len(part[0]) for part in self._test)
+        local = torch.arange(seen, seen + len(labels))
+        loaders: Any = trainer.test_dataloaders
+        split = isinstance(getattr(loaders, "sampler", None), DistributedSampler)
+        positions = local * trainer.world_size + trainer.global_rank if split else local
+        self._test.append((positions, logits.float().cpu(), labels.cpu()))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loaders: Any = trainer.test_dataloaders
+        positions, logits, labels = (torch.cat(parts) for parts in zip(*self._test, strict=True))
+        logits, labels = gather_in_order(trainer, positions, logits, labels, limit=_length(loaders, trainer))
+        self._test = []
+        self._report(trainer, pl_module, self._probabilities(logits), labels)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not isinstance(outputs, dict):
+            return
+        logits = self._logits_in(outputs)
+        if logits is None:
+            logits = self._forward(trainer, pl_module, batch)
+        p = self._probabilities(logits.float().cpu())
+        for name, decision in self._fitted.items():
+            if decision.rule != "best_response":
+                outputs[f"{name}_set"] = decision.predict_sets(p)
+            if self.loss is not None:
+                outputs[f"{name}_action"] = decision.predict(p)
+
+    def _ensure_calibrated(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._up_to_date:
+            self._calibrate(trainer, pl_module)
+        assert self._calibration is not None
+        log.info("conformal calibration on %d samples, alpha %g", len(self._calibration[1]), self.alpha)
+
+    def _calibrate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Pass the calibration data through the model; every rank takes its share and gets the whole."""
+        loader = self._calibration_loader(trainer)
+        n = len(loader.dataset)  # type: ignore[arg-type]
+        if n == 0:
+            raise ValueError("the calibration set is empty")
+        # Every rank takes the same number of samples, so that a sharded model is called equally often on each; what
+        # is taken twice is dropped by its position.
+        share = -(-n // trainer.world_size)
+        positions = [(trainer.global_rank + step * trainer.world_size) % n for step in range(share)]
+        own = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size or 64,
+            sampler=positions,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            generator=torch.Generator(),
+        )
+        training = [module for module in pl_module.modules() if module.training]
+        pl_module.eval()
+        parts = []
+        with torch.no_grad():
+            for batch in own:
+                batch = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
+                batch = trainer.precision_plugin.convert_input(batch)
+                logits = self._forward(trainer, pl_module, batch)
+                parts.append((logits.float().cpu(), self._labels_of(batch).cpu()))
+        for module in training:
+            module.training = True
+        logits, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        self._calibration = gather_in_order(trainer, torch.tensor(positions), logits, labels, limit=n)
+        self._up_to_date = True
+
+    def _calibration_loader(self, trainer: Trainer) -> DataLoader[Any]:
+        data: Any = getattr(trainer, "datamodule", None)
+        train: Any = getattr(trainer, "train_dataloader", None)
+        if hasattr(data, "calibration_dataloader"):
+            loader: DataLoader[Any] = data.calibration_dataloader()
+        else:
+            source: Any = trainer.val_dataloaders
+            if source is None and data is not None and is_overridden("val_dataloader", data):
+                source = data.val_dataloader()
+            if not isinstance(source, DataLoader):
+                raise ValueError(
+                    "there are no calibration data: give the data module a calibration_dataloader() with labelled "
+                    "samples that trained nothing"
+                )
+            log.warning("no calibration_dataloader(): calibrating on the validation data, which chose the checkpoint")
+            loader = source
+        if train is not None and getattr(train, "dataset", None) is loader.dataset:
+            log.warning("the calibration data are the training data: the coverage will fall short of 1 - alpha")
+        return loader
+
+    def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> Tensor:
+        target: Any = pl_module
+        for part in self.call.split(".") if self.call else ():
+            if not hasattr(target, part):
+                raise ValueError(f"call is {self.call!r}, but {type(target).__name__} has no attribute {part!r}")
+            target = getattr(target, part)
+        inputs = self._field(batch, self.inputs, 0, "inputs")
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
+            output = target(inputs)
+        logits = self._logits_in(output)
+        if logits is None:
+            raise ValueError(
+                f"the output of {type(target).__name__} is a {type(output).__name__} without {self.output!r}; name the "
+                "key or attribute that holds the logits by output, or the attribute of the module to call by call"
+            )
+        return logits
+
+    def _logits_in(self, output: Any) -> Tensor | None:
+        found = output if isinstance(output, Tensor) and output.ndim == 2 else None
+        if isinstance(output, Mapping):
+            found = output.get(self.output)
+        elif isinstance(output, tuple | list) and output:
+            found = self._logits_in(output[0])
+        elif found is None:
+            found = getattr(output, self.output, None)
+        if found is not None and not torch.isfinite(found).all():
+            raise ValueError("the model's logits are not finite; look at the inputs and the weights")
+        return found
+
+    def _labels_of(self, batch: Any) -> Tensor:
+        return self._field(batch, self.labels, 1, "labels").long()
+
+    def _field(self, batch: Any, key: str, position: int, argument: str) -> Tensor:
+        if isinstance(batch, Mapping):
+            if key not in batch:
+                raise ValueError(f"the batch has no field {key!r}, it has {', '.join(batch)}; name it by {argument}")
+            value = batch[key]
+        elif isinstance(batch, tuple | list) and len(batch) > position:
+            value = batch[position]
+        else:
+            raise ValueError(f"a batch is a {type(batch).__name__}; give a dict or a tuple (inputs, labels)")
+        return torch.as_tensor(value)
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        return (logits.double() / self.temperature).softmax(-1)
+
+    def _decision(self, arm: Arm, **changes: Any) -> ConformalDecision:
+        fields = {**asdict(arm), "alpha": arm.alpha or self.alpha, "loss": self.loss, "seed": self.seed, **changes}
+        return ConformalDecision(**fields)
+
+    def _fit(self, arm: Arm, **changes: Any) -> ConformalDecision:
+        assert self._calibration is not None
+        logits, labels = self._calibration
+        return self._decision(arm, **changes).fit(self._probabilities(logits), labels)
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, p: Tensor, labels: Tensor) -> None:
+        names = self._names(pl_module, p.shape[1])
+        fitted = {name: self._fit(arm) for name, arm in self.arms.items()}
+        tested = {name: TestedArm.of(decision, p, labels) for name, decision in fitted.items()}
+        pairs = critical_pairs(self.critical, names)
+        rows = {name: measure(arm, pairs, self.quantiles, names[0]) for name, arm in tested.items()}
+        prefix = f"test/{self.name}_" if self.name else "test/"
+        for arm, row in rows.items():
+            for metric, value in row.items():
+                self.log(f"{prefix}{arm}_{metric}", value)  # type: ignore[attr-defined]
+        self.metric_table = MetricTable.of(rows, prefix)
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            folder, stem = Path(trainer.default_root_dir), f"{self.name}_" if self.name else ""
+            write_text(folder / f"{stem}conformal.csv", table_csv(rows))
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_text(f"test/{stem}conformal", table_markdown(rows), trainer.global_step)
+            for title, figure in draw(tested, names, self.sweep).items():
+                save_figure(figure, folder / "figures" / f"test_{stem}{title}.png")
+                log_figure(figure, f"test/{stem}{title}", trainer)
+
+    def _names(self, pl_module: LightningModule, n_labels: int) -> tuple[list[str], list[str]]:
+        """Names of the labels and of the actions."""
+        labels = self.label_names or getattr(pl_module, "class_names", None) or [str(k) for k in range(n_labels)]
+        n_actions = 0 if self.loss is None else self.loss.shape[1]
+        actions = self.action_names or [f"action {a}" for a in range(n_actions)]
+        for what, names, number in (("label_names", labels, n_labels), ("action_names", actions, n_actions)):
+            if len(names) != number and number:
+                raise ValueError(f"{what} has {len(names)} names, {number} are needed")
+        return list(labels), list(actions)
+
+
+def gather_in_order(
+    trainer: Trainer, positions: Tensor, logits: Tensor, labels: Tensor, limit: int | None
+) -> tuple[Tensor, Tensor]:
+    """The samples of all ranks in the order of their positions, each once; those from ``limit`` on are a sampler's
+    padding.
+    """
+    parts = [(positions, logits, labels)]
+    if trainer.world_size > 1:
+        parts = [(positions, logits, labels)] * trainer.world_size
+        torch.distributed.all_gather_object(parts, (positions, logits, labels))
+    positions, logits, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    order = positions.argsort(stable=True)
+    positions = positions[order]
+    kept = torch.ones(len(order), dtype=torch.bool)
+    kept[1:] = positions[1:] != positions[:-1]
+    if limit is not None:
+        kept &= positions < limit
+    return logits[order][kept], labels[order][kept]
+
+
+def _length(loader: Any, trainer: Trainer) -> int | None:
+    """Number of samples of a test loader, where it is known and all of them are used."""
+    split = isinstance(getattr(loader, "sampler", None), DistributedSampler)
+    return len(loader.dataset) if split and trainer.limit_test_batches == 1.0 else None
