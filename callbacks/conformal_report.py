@@ -93,7 +93,8 @@ def measure(
     if arm.makes_sets:
         for by in ("label", "size"):
             by_stratum = _value(StratifiedCoverage(n_labels, by), sets=arm.sets, labels=arm.labels)
-            row[f"worst_{by}_coverage"] = by_stratum[~by_stratum.isnan()].min().item()
+            strata = by_stratum if by == "label" else by_stratum[1:]  # an empty set never covers
+            row[f"worst_{by}_coverage"] = strata[~strata.isnan()].min().item()
             if by == "label":
                 row |= {
                     f"coverage_{_metric_name(name)}": value

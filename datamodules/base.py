@@ -16,8 +16,8 @@ Split = Literal["train", "calibration", "val", "test", "predict"]
 class EpochSampler(DistributedSampler[Any]):
     """A training order that is a function of (seed, epoch, rank) and can start in the middle of an epoch.
 
-    Being a DistributedSampler, it is left in place by the Trainer, which tells it the epoch. It yields indices; a data set
-    whose attribute ``needs_epoch`` is true gets pairs (epoch, index), so that its loader processes know the epoch, too.
+    Being a DistributedSampler, it is left in place by the Trainer, which tells it the epoch. It yields indices, or, to
+    a data set whose attribute ``needs_epoch`` is true, (epoch, index): so its loader processes know the epoch, too.
 
     Args:
         dataset: the training set.

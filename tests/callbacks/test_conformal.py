@@ -350,8 +350,9 @@ def test_samples_of_several_ranks_come_in_order_and_once():
 def test_two_processes_give_the_state_and_the_sets_of_one(fresh_process, fulgurite_cli):
     """One sample a batch: the scores of a sample are the same bits on any number of ranks."""
     base = ("--config", "rocp/cpu", "--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1")
-    odd = ("--data.n_calibration", "101", "--data.n_test", "67", "--data.batch_size", "1", "--data.n_train", "20")
-    assert fulgurite_cli("fit", *base, *odd).code == 0
+    odd = ("--data.n_calibration", "101", "--data.n_test", "67", "--data.batch_size", "1")
+    few = ("--trainer.limit_train_batches", "20", "--trainer.limit_val_batches", "5")
+    assert fulgurite_cli("fit", *base, *odd, *few).code == 0
     checkpoint = torch.load("runs/rocp/cpu/latest/checkpoints/last.ckpt", weights_only=True)
     checkpoint["callbacks"].pop("ConformalCalibration")  # so that both have to calibrate
     torch.save(checkpoint, "without.ckpt")
