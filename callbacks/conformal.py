@@ -150,6 +150,8 @@ class ConformalCalibration(Callback):
         self.metric_table: MetricTable | None = None
         self._calibration: tuple[Tensor, Tensor] | None = None  # logits (N, K) float32, labels (N,)
         self._up_to_date = False
+        self._fitted: dict[str, ConformalDecision] = {}
+        self._predicted = 0
         self._test: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @property
@@ -182,6 +184,7 @@ class ConformalCalibration(Callback):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._ensure_calibrated(trainer, pl_module)
+        self._predicted = 0
         self._fitted = {name: self._fit(arm) for name, arm in self.arms.items()}
 
     def on_test_batch_end(
@@ -228,11 +231,14 @@ class ConformalCalibration(Callback):
         if logits is None:
             logits = self._forward(trainer, pl_module, batch)
         p = self._probabilities(logits.float().cpu())
+        # The Trainer gives rank r the samples r, r + ranks, ...
+        index = trainer.global_rank + trainer.world_size * torch.arange(self._predicted, self._predicted + len(p))
+        self._predicted += len(p)
         for name, decision in self._fitted.items():
             if decision.rule != "best_response":
-                outputs[f"{name}_set"] = decision.predict_sets(p)
+                outputs[f"{name}_set"] = decision.predict_sets(p, index)
             if self.loss is not None:
-                outputs[f"{name}_action"] = decision.predict(p)
+                outputs[f"{name}_action"] = decision.predict(p, index)
 
     def _ensure_calibrated(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._up_to_date:

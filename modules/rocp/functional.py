@@ -5,22 +5,23 @@ boolean; ``probabilities`` (N, K). Everything is computed in float64.
 """
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 PROBABILITY_TOLERANCE = 1e-6
 
 
-def check_probabilities(probabilities: Tensor) -> Tensor:
+def check_probabilities(probabilities: Any) -> Tensor:
     """Probabilities (N, K) as float64, rows scaled to sum to one exactly.
 
     Raises:
         ValueError: the shape is not (N, K), a value is negative or not finite, or a row does not sum to one within
             1e-6.
     """
-    p = torch.as_tensor(probabilities).double()
+    p = as_float64(probabilities)
     if p.ndim != 2 or p.shape[1] < 2:
         raise ValueError(f"probabilities have shape {tuple(p.shape)}; give (samples, labels) with at least 2 labels")
     if not torch.isfinite(p).all() or (p < 0).any():
@@ -31,18 +32,29 @@ def check_probabilities(probabilities: Tensor) -> Tensor:
     if wrong.any():
         row = int(wrong.flatten().nonzero()[0])
         raise ValueError(f"probabilities of row {row} sum to {total[row].item():.6g}, not to 1; give softmax outputs")
-    return p / total
+    # A row that sums to one up to rounding stays as it is, so that checking twice changes no bit.
+    rounding = p.shape[1] * torch.finfo(p.dtype).eps
+    return torch.where((total - 1).abs() <= rounding, p, p / total)
 
 
-def check_labels(labels: Tensor, n_labels: int) -> Tensor:
+def as_float64(values: Any) -> Tensor:
+    """An array, a list or a Tensor as float64; a list is never rounded to float32 on the way."""
+    return values.double() if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values, dtype=np.float64))
+
+
+def check_labels(labels: Any, n_labels: int) -> Tensor:
     """Labels (N,) as integers.
 
     Raises:
-        ValueError: a label lies outside 0..n_labels-1.
+        ValueError: a label is no whole number, or lies outside 0..n_labels-1.
     """
-    y = torch.as_tensor(labels).long()
-    if y.ndim != 1:
-        raise ValueError(f"labels have shape {tuple(y.shape)}; give (samples,)")
+    given = labels if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
+    if given.ndim != 1:
+        raise ValueError(f"labels have shape {tuple(given.shape)}; give (samples,)")
+    y = given.long()
+    if given.is_floating_point() and not torch.equal(y.to(given.dtype), given):
+        wrong = given[y.to(given.dtype) != given][0].item()
+        raise ValueError(f"labels hold {wrong}; give whole numbers from 0 to {n_labels - 1}")
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= n_labels):
         raise ValueError(
             f"labels run from {int(y.min())} to {int(y.max())}; with {n_labels} labels they are 0..{n_labels - 1}"
@@ -50,14 +62,14 @@ def check_labels(labels: Tensor, n_labels: int) -> Tensor:
     return y
 
 
-def check_loss(loss: Tensor | Sequence[Sequence[float]], n_labels: int | None = None) -> Tensor:
+def check_loss(loss: Any, n_labels: int | None = None) -> Tensor:
     """A loss matrix (K, A) as float64.
 
     Raises:
         ValueError: the shape does not fit the labels, or a loss is negative or not finite.
     """
-    matrix = torch.as_tensor(loss, dtype=torch.float64)
-    if matrix.ndim != 2 or (n_labels is not None and len(matrix) != n_labels):
+    matrix = as_float64(loss)
+    if matrix.ndim != 2 or matrix.shape[1] == 0 or (n_labels is not None and len(matrix) != n_labels):
         expected = f"({n_labels}, actions)" if n_labels is not None else "(labels, actions)"
         raise ValueError(
             f"the loss matrix has shape {tuple(matrix.shape)}, expected {expected}: rows are true labels, columns are "
@@ -121,7 +133,7 @@ def _largest(members: Tensor, loss: Tensor) -> Tensor:
 def smallest_index_of_minimum(values: Tensor, tolerance: float = 1e-12) -> Tensor:
     """The first index along the last axis whose value is the minimum, up to a relative tolerance: the tie rule."""
     least = values.min(-1, keepdim=True).values
-    return (values <= least + tolerance * least.abs().clamp(min=1)).to(torch.uint8).argmax(-1)
+    return (values <= least + tolerance * least.abs()).to(torch.uint8).argmax(-1)
 
 
 def minimax_action(sets: Tensor, loss: Tensor, alpha: float) -> Tensor:

@@ -8,7 +8,7 @@ says what it is worth. The selector trades the value against coverage at a price
 matter, and vertex j is selected for beta in [beta_j, beta_{j+1}).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,7 @@ from fulgurite.modules.rocp.functional import check_alpha, check_labels, check_l
 from fulgurite.modules.rocp.functional_scores import check_every_label_present
 
 LEVEL_TOLERANCE = 1e-11  # the same labels summed in two orders differ by an ulp
-VALUE_TOLERANCE = 1e-12  # in units of the largest loss
+VALUE_TOLERANCE = 1e-12  # in units of min_a max_y loss, which bounds V: a prohibitive loss elsewhere does not count
 PRICE_TOLERANCE = 1e-9  # relative; breakpoints of equal price computed from different samples
 CHUNK_ELEMENTS = 2_000_000  # numbers held at once in one temporary array
 
@@ -52,8 +52,8 @@ class Hulls:
     n_samples: int
 
     def members(self, loss: Tensor) -> Tensor:
-        """The set (M, K) of each vertex."""
-        return loss.T[self.action] <= self.quantile[:, None] + VALUE_TOLERANCE * loss.max()
+        """The set (M, K) of each vertex: the labels whose loss under its action does not exceed its quantile."""
+        return loss.T[self.action] <= self.quantile[:, None]
 
 
 def curve_points(probabilities: Tensor, loss: Tensor, curve: Curve) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -112,7 +112,7 @@ def selector_hulls(probabilities: Tensor, loss: Tensor, curve: Curve = "rocp") -
     steps = [
         step
         for first in range(0, len(p), rows)
-        for step in _walk_hulls(*curve_points(p[first : first + rows], loss, curve), loss.max(), first)
+        for step in _walk_hulls(*curve_points(p[first : first + rows], loss, curve), loss.max(0).values.min(), first)
     ]
     if not steps:
         empty = torch.empty(0, dtype=torch.float64)
@@ -231,8 +231,7 @@ def calibrate(hulls: Hulls, labels: Tensor, loss: Tensor, alpha: float, mode: Mo
     labels = check_labels(labels, len(loss))
     alpha = check_alpha(alpha)
     rank = required_rank(hulls.n_samples - (mode == "global"), alpha)
-    own_loss = loss[labels[hulls.sample], hulls.action]
-    covered = own_loss <= hulls.quantile + VALUE_TOLERANCE * loss.max()
+    covered = loss[labels[hulls.sample], hulls.action] <= hulls.quantile
     breakpoints, counts = coverage_steps(hulls, covered)
     enough = (counts >= rank).nonzero()
     reached = int(enough[0]) if len(enough) else len(counts)
@@ -248,7 +247,6 @@ def price_sets(hulls: Hulls, loss: Tensor, calibration: Calibration) -> Tensor:
     A label is in iff it lies in the sample's set at beta_A, or at some price below it at which the calibration points
     are one short: there the candidate itself makes up the count. Where beta_A is infinite the set is all labels.
     """
-    members = hulls.members(loss)
     sets = torch.zeros(hulls.n_samples, len(loss), dtype=torch.bool)
     if calibration.price == torch.inf:
         return ~sets
@@ -258,10 +256,10 @@ def price_sets(hulls: Hulls, loss: Tensor, calibration: Calibration) -> Tensor:
     if len(calibration.low):
         place = torch.searchsorted(calibration.high, price, right=True).clamp(max=len(calibration.high) - 1)
         used |= (calibration.high[place] > price) & (calibration.low[place] < until) & (price < until)
-    rows = hulls.sample[used]
-    counted = torch.zeros(hulls.n_samples, len(loss), dtype=torch.int32)
-    counted.index_add_(0, rows, members[used].int())
-    return counted > 0
+    sample, action, quantile = hulls.sample[used], hulls.action[used], hulls.quantile[used]
+    for label, row in enumerate(loss):  # K small steps: a vertex has a set of K labels, and there are many vertices
+        sets[sample[row[action] <= quantile], label] = True
+    return sets
 
 
 def _snap(price: Tensor, breakpoints: Tensor) -> Tensor:
@@ -277,42 +275,40 @@ def _snap(price: Tensor, breakpoints: Tensor) -> Tensor:
 
 def selected_action(hulls: Hulls, price: float) -> Tensor:
     """The action (N,) of the vertex that a price selects: the plug-in rule a(p, g(p, beta))."""
-    chosen = (hulls.price <= price) & (price < hulls.until) if price < torch.inf else hulls.until == torch.inf
+    if price == torch.inf:
+        chosen = hulls.until == torch.inf
+    else:
+        here = torch.tensor([price], dtype=torch.float64)
+        chosen = (_snap(hulls.price, here) <= price) & (price < _snap(hulls.until, here))
     actions = torch.empty(hulls.n_samples, dtype=torch.long)
     actions[hulls.sample[chosen]] = hulls.action[chosen]
     return actions
 
 
-def calibrated_price_sets(
-    calibration_hulls: Hulls,
-    labels: Tensor,
-    test_hulls: Hulls,
-    loss: Tensor,
-    alpha: float,
-    mode: Mode = "exact",
-    class_conditional: bool = False,
-) -> tuple[Tensor, list[Calibration]]:
-    """Calibrate and predict: the sets (N, K) of the test samples, and the calibration of all labels or of each.
-
-    With ``class_conditional`` a candidate label is calibrated on the samples of that label alone, so that each label is
-    covered with 1 - alpha.
+def calibrate_labels(
+    hulls: Hulls, labels: Tensor, loss: Tensor, alpha: float, mode: Mode = "exact", class_conditional: bool = False
+) -> list[Calibration]:
+    """One calibration for all labels or, with ``class_conditional``, one for each label from its samples alone.
 
     Raises:
         ValueError: as :func:`calibrate`; or a label has no calibration sample.
     """
     if not class_conditional:
-        calibration = calibrate(calibration_hulls, labels, loss, alpha, mode)
-        return price_sets(test_hulls, loss, calibration), [calibration]
+        return [calibrate(hulls, labels, loss, alpha, mode)]
     labels = check_labels(labels, len(loss))
     check_every_label_present(labels, len(loss))
-    sets = torch.empty(test_hulls.n_samples, len(loss), dtype=torch.bool)
-    calibrations = []
-    for label in range(len(loss)):
-        own = subset(calibration_hulls, labels == label)
-        calibration = calibrate(own, labels[labels == label], loss, alpha, mode)
-        sets[:, label] = price_sets(test_hulls, loss, calibration)[:, label]
-        calibrations.append(calibration)
-    return sets, calibrations
+    return [
+        calibrate(subset(hulls, labels == label), labels[labels == label], loss, alpha, mode)
+        for label in range(len(loss))
+    ]
+
+
+def calibrated_sets(hulls: Hulls, loss: Tensor, calibrations: Sequence[Calibration]) -> Tensor:
+    """The sets (N, K) of test samples under the calibrations of :func:`calibrate_labels`."""
+    if len(calibrations) == 1:
+        return price_sets(hulls, loss, calibrations[0])
+    columns = [price_sets(hulls, loss, calibration)[:, label] for label, calibration in enumerate(calibrations)]
+    return torch.stack(columns, dim=1)
 
 
 def subset(hulls: Hulls, keep: Tensor) -> Hulls:

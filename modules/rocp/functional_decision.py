@@ -77,6 +77,8 @@ class ConformalDecision:
             raise ValueError(f"rule 'plug_in' is ROCP's or RAC's own action; score is {self.score!r}")
         if self.rule == "plug_in" and self.class_conditional:
             raise ValueError("rule 'plug_in' needs one price for all labels; class_conditional has one for each")
+        if self.mode != "exact" and self.score not in CURVES:
+            raise ValueError(f"mode {self.mode!r} is for the scores rocp and rac; score is {self.score!r}")
         if self.randomized and self.score not in ("aps", "raps"):
             raise ValueError(f"randomized is for the scores aps and raps; score is {self.score!r}")
 
@@ -86,21 +88,30 @@ class ConformalDecision:
         Raises:
             ValueError: probabilities, labels or the shape of the loss matrix are not valid, or there are no samples.
         """
-        p = functional.check_probabilities(torch.as_tensor(probabilities))
-        y = functional.check_labels(torch.as_tensor(labels), p.shape[1])
+        p = functional.check_probabilities(probabilities)
+        y = functional.check_labels(labels, p.shape[1])
+        if self.loss is not None:
+            functional.check_loss(self.loss, p.shape[1])
         if len(p) != len(y):
             raise ValueError(f"there are {len(p)} rows of probabilities and {len(y)} labels")
         if len(y) == 0:
             raise ValueError("the calibration set is empty")
         self.probabilities_, self.labels_ = p, y
         if self.score in CURVES:
-            loss = self._loss(p.shape[1])
-            self._hulls = functional_curve.selector_hulls(p, loss, self._curve)
-        else:
-            self.thresholds_ = functional_scores.score_thresholds(
-                self._scores(p, stream=0), y, self.alpha, self.class_conditional
-            )
+            self._hulls = functional_curve.selector_hulls(p, self._loss(p.shape[1]), self._curve)
+        self._calibrate()
         return self
+
+    def _calibrate(self) -> None:
+        """What depends on alpha, the mode and ``class_conditional``."""
+        p, y = self._fitted()
+        if self._hulls is not None:
+            self.calibrations_ = functional_curve.calibrate_labels(
+                self._hulls, y, self._loss(p.shape[1]), self.alpha, self.mode, self.class_conditional
+            )
+        else:
+            scores = self._scores(p, stream=0)
+            self.thresholds_ = functional_scores.score_thresholds(scores, y, self.alpha, self.class_conditional)
 
     def recalibrate(self, **changes: Any) -> "ConformalDecision":
         """The same calibration data under other arguments, such as ``alpha`` or ``loss``."""
@@ -109,25 +120,32 @@ class ConformalDecision:
         if changes.keys() & {"loss", "score"} or self._hulls is None:
             return changed.fit(probabilities, labels)
         changed.probabilities_, changed.labels_, changed._hulls = probabilities, labels, self._hulls
+        changed._calibrate()
         return changed
 
-    def predict_sets(self, probabilities: Array) -> Any:
-        """The sets (N, K), boolean; a Tensor for a Tensor, else a NumPy array."""
-        return _like(self._sets(torch.as_tensor(probabilities))[0], probabilities)
+    def predict_sets(self, probabilities: Array, index: Tensor | None = None) -> Any:
+        """The sets (N, K), boolean; a Tensor for a Tensor, else a NumPy array.
 
-    def predict(self, probabilities: Array) -> Any:
-        """The actions (N,); a Tensor for a Tensor, else a NumPy array.
+        Args:
+            probabilities: (N, K).
+            index: (N,) number of each sample among all that are predicted, for randomised scores: it chooses the
+                sample's draw. None counts from 0, so samples that come in several calls need it.
+        """
+        return _like(self._sets(functional.check_probabilities(probabilities), index)[0], probabilities)
+
+    def predict(self, probabilities: Array, index: Tensor | None = None) -> Any:
+        """The actions (N,); a Tensor for a Tensor, else a NumPy array. ``index`` is as for :meth:`predict_sets`.
 
         Raises:
             ValueError: there is no loss matrix.
         """
-        return _like(self.decide(torch.as_tensor(probabilities))[1], probabilities)
+        return _like(self.decide(probabilities, index)[1], probabilities)
 
-    def decide(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Sets (N, K) and actions (N,) together."""
+    def decide(self, probabilities: Array, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Sets (N, K) and actions (N,) together, as Tensors; ``index`` is as for :meth:`predict_sets`."""
         p = functional.check_probabilities(probabilities)
         loss = self._loss(p.shape[1])
-        sets, hulls = self._sets(p)
+        sets, hulls = self._sets(p, index)
         if self.rule == "best_response":
             return sets, functional.best_response(p, loss)
         if self.rule == "plug_in":
@@ -149,33 +167,30 @@ class ConformalDecision:
             raise ValueError("an action needs a loss matrix (labels, actions)")
         return functional.check_loss(self.loss, n_labels)
 
-    def _sets(self, probabilities: Tensor) -> tuple[Tensor, Hulls | None]:
-        calibration_p, labels = self._fitted()
-        p = functional.check_probabilities(probabilities)
+    def _sets(self, p: Tensor, index: Tensor | None) -> tuple[Tensor, Hulls | None]:
+        calibration_p, _ = self._fitted()
         if p.shape[1] != calibration_p.shape[1]:
             raise ValueError(
                 f"there are {p.shape[1]} labels here, and {calibration_p.shape[1]} in the calibration data"
             )
         hulls = None
         if self.score in CURVES:
-            assert self._hulls is not None
             loss = self._loss(p.shape[1])
             hulls = functional_curve.selector_hulls(p, loss, self._curve)
-            sets, self.calibrations_ = functional_curve.calibrated_price_sets(
-                self._hulls, labels, hulls, loss, self.alpha, self.mode, self.class_conditional
-            )
+            sets = functional_curve.calibrated_sets(hulls, loss, self.calibrations_)
         else:
             assert self.thresholds_ is not None
-            sets = self._scores(p, stream=1) <= self.thresholds_
+            sets = self._scores(p, stream=1, index=index) <= self.thresholds_
         if not self.allow_empty:
             sets[torch.arange(len(p)), p.argmax(1)] |= ~sets.any(1)
         return sets, hulls
 
-    def _scores(self, p: Tensor, stream: int) -> Tensor:
+    def _scores(self, p: Tensor, stream: int, index: Tensor | None = None) -> Tensor:
         uniform = None
-        if self.randomized:
-            draws = np.random.default_rng((self.seed, stream)).random(len(p))
-            uniform = torch.from_numpy(draws)
+        if self.randomized and len(p):
+            index = torch.arange(len(p)) if index is None else torch.as_tensor(index)
+            draws = np.random.default_rng((self.seed, stream)).random(int(index.max()) + 1)
+            uniform = torch.from_numpy(draws)[index]
         scores: dict[str, Callable[[], Tensor]] = {
             "lac": lambda: functional_scores.lac_scores(p),
             "aps": lambda: functional_scores.aps_scores(p, uniform),
@@ -199,7 +214,7 @@ def conformal_decision(
 ) -> tuple[Any, Any]:
     """Sets (N, K) and actions (N,) in one call; the arguments are those of :class:`ConformalDecision`."""
     decision = ConformalDecision(loss, alpha, score, rule).fit(calibration_probabilities, calibration_labels)
-    sets, actions = decision.decide(torch.as_tensor(probabilities))
+    sets, actions = decision.decide(probabilities)
     return _like(sets, probabilities), _like(actions, probabilities)
 
 

@@ -33,7 +33,9 @@ RULES = {
     r"datamodules/(base\.py|common/.*)": r"fulgurite\.datamodules\.(base|common)\b.*",
     r"datamodules/(?P<slug>\w+)\.py": r"fulgurite\.(datamodules\.(base|common)\b.*|modules\.{slug}\.functional.*)",
     r"callbacks/__init__\.py": r"$^",
-    r"callbacks/.*": r"fulgurite\.(callbacks\.\w+\..*|modules\.base\..*|modules\.\w+\.(functional|networks|metrics|figures).*)",
+    r"callbacks/.*": r"fulgurite\.(callbacks\.\w+\..*|modules\.base\..*|modules\.\w+\.({leaves}).*)".format(
+        leaves="functional|networks|metrics|figures"
+    ),
 }
 
 

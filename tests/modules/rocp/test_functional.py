@@ -142,7 +142,7 @@ def test_a_constant_added_to_the_whole_loss_matrix_changes_no_action():
 
 
 def test_the_rank_is_the_exact_ceiling_of_decimal_levels():
-    for n in range(0, 400):
+    for n in range(400):
         for hundredths in (1, 5, 10, 15, 20, 30, 35, 50, 70, 90, 99):
             exact = math.ceil((1 - Fraction(hundredths, 100)) * (n + 1))
             assert required_rank(n, hundredths / 100) == exact, (n, hundredths)
@@ -219,7 +219,7 @@ def test_losses_are_taken_as_lists_arrays_and_integers():
 
 @pytest.mark.parametrize("alpha", [0, 1, -0.1, 1.5, float("nan")])
 def test_an_alpha_outside_the_open_interval_is_refused(alpha):
-    with pytest.raises(ValueError, match="alpha is .*strictly between 0 and 1"):
+    with pytest.raises(ValueError, match=r"alpha is .*strictly between 0 and 1"):
         check_alpha(alpha)
 
 

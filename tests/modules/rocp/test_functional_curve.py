@@ -14,7 +14,8 @@ import torch
 from fulgurite.modules.rocp.functional import minimax_action, required_rank, robust_risk
 from fulgurite.modules.rocp.functional_curve import (
     calibrate,
-    calibrated_price_sets,
+    calibrate_labels,
+    calibrated_sets,
     coverage_steps,
     curve_points,
     price_sets,
@@ -26,6 +27,12 @@ from fulgurite.modules.rocp.functional_curve import (
 CURVES = ("rocp", "rac")
 MODES = ("exact", "plus", "global")
 EXAMPLE = [[0, 4, 6], [12, 1, 5], [20, 9, 2]]
+
+
+def calibrated_price_sets(hulls, labels, test, loss, alpha, mode="exact", class_conditional=False):
+    """Calibrate and predict in one step: the sets and the calibrations."""
+    calibrations = calibrate_labels(hulls, labels, loss, alpha, mode, class_conditional)
+    return calibrated_sets(test, loss, calibrations), calibrations
 
 
 # --- The literal side ------------------------------------------------------------------------------------------------
@@ -45,7 +52,7 @@ def curve_at(p, loss, t, curve):
         t * theta[a] + (1 - t) * max(columns[a]) if curve == "rocp" else Fraction(theta[a]) for a in range(n_actions)
     ]
     action = values.index(min(values))
-    members = [curve == "rocp" and t == 0 or loss[y][action] <= theta[action] for y in range(n_labels)]
+    members = [(curve == "rocp" and t == 0) or loss[y][action] <= theta[action] for y in range(n_labels)]
     return values[action], action, members
 
 
@@ -132,7 +139,13 @@ def rational_problem(seed, n_test=3):
     rng = np.random.default_rng([20260, seed])
     n = 3 + seed % 9
     n_labels, n_actions = int(rng.integers(2, 5)), int(rng.integers(1, 5))
-    loss = rng.integers(0, rng.choice([2, 4, 9]), (n_labels, n_actions)).tolist()
+    if seed % 3 == 0:
+        loss = rng.integers(0, rng.choice([2, 4, 9]), (n_labels, n_actions)).tolist()
+    else:  # actions with about the same losses for different labels: their sets are far from nested
+        n_labels, n_actions = int(rng.integers(3, 5)), int(rng.integers(2, 6))
+        steps = np.array([0, 1, 4, 9] if seed % 3 == 1 else [0, 2, 4, 6])[:n_labels]
+        loss = rng.permuted(np.tile(steps[:, None], (1, n_actions)), axis=0)
+        loss = (loss + (seed % 3 - 1) * rng.integers(0, 3, (1, n_actions))).tolist()
     denominator = int(rng.choice([12, 20]))
     weights = rng.dirichlet(np.full(n_labels, rng.choice([0.4, 1.0, 3.0])), n + n_test)
     whole = np.array([rng.multinomial(denominator, w) for w in weights])
@@ -147,14 +160,14 @@ def rational_problem(seed, n_test=3):
     return whole, denominator, labels, loss, alpha
 
 
-PROBLEMS = 180
+PROBLEMS = range(100, 280)  # a window with enough non-nested ones for both curves
 
 
 @pytest.fixture(scope="module")
 def problems():
     """Every random problem with its literal sides (built once: it is most of the time of this file)."""
     found = []
-    for seed in range(PROBLEMS):
+    for seed in PROBLEMS:
         whole, denominator, labels, loss, alpha = rational_problem(seed)
         rows = [[Fraction(int(w), denominator) for w in row] for row in whole]
         # Half of them look at every level of the grid i/D, not only at the candidates.
@@ -201,13 +214,8 @@ def test_the_coverage_steps_price_and_intervals_equal_the_literal_ones(problems,
         assert calibration.price == pytest.approx(prices[enough[0]] if len(enough) else np.inf, rel=1e-9)
         below = np.arange(len(prices)) < (enough[0] if len(enough) else len(prices))
         short = (counts == rank - 1) & below
-        inside = [
-            any(
-                low <= beta * (1 + 1e-12) and beta * (1 + 1e-12) < high
-                for low, high in zip(calibration.low.tolist(), calibration.high.tolist(), strict=True)
-            )
-            for beta in prices
-        ]
+        intervals = list(zip(calibration.low.tolist(), calibration.high.tolist(), strict=True))
+        inside = [any(low <= beta < high for low, high in intervals) for beta in prices * (1 + 1e-12)]
         np.testing.assert_array_equal(inside, short)
 
 
@@ -374,22 +382,23 @@ def test_the_set_at_level_zero_is_all_labels_for_rocp_and_the_best_loss_for_rac(
 def test_the_curve_of_the_worked_example():
     p = [Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)]
     expected = {
-        0: (6.0, 2, 6), 0.1: (5.6, 2, 2), 0.2: (5.8, 2, 5), 0.3: (5.7, 2, 5), 0.7: (5.5, 1, 4), 0.9: (4.5, 1, 4), 1: (6.0, 2, 6),
-    }  # fmt: skip
-    points = [
-        x.tolist()
-        for x in curve_points(torch.tensor([[0.7, 0.2, 0.1]]).double(), torch.tensor(EXAMPLE).double(), "rocp")
-    ]
+        0: (6.0, 2, 6),
+        0.1: (5.6, 2, 2),
+        0.2: (5.8, 2, 5),
+        0.3: (5.7, 2, 5),
+        0.7: (5.5, 1, 4),
+        0.9: (4.5, 1, 4),
+        1: (6.0, 2, 6),
+    }
     for t, (value, action, theta) in expected.items():
         literal = curve_at(p, EXAMPLE, Fraction(str(t)), "rocp")
         assert (float(literal[0]), literal[1]) == (value, action)
-        at = [
-            (v, a, q)
-            for s, v, a, q in zip(points[0][0], points[1][0], points[2], points[3], strict=True)
-            if abs(s - t) < 1e-7
-        ]
-        if t != 0.2:  # inside a plateau of action 2, so on no hull: 0.2 ends a plateau of action 1
-            assert min(at) == pytest.approx((value, action, theta), abs=1e-6)
+        assert literal[2] == [t == 0 or row[action] <= theta for row in EXAMPLE]
+    loss = torch.tensor(EXAMPLE, dtype=torch.float64)
+    level, value, action, theta = curve_points(torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64), loss, "rocp")
+    points = list(zip(level[0].tolist(), value[0].tolist(), action.tolist(), theta.tolist(), strict=True))
+    for t in (0, 0.1, 0.3, 0.9, 1):  # the other two lie inside a plateau of the action's quantile, so on no hull
+        assert min(point[1:] for point in points if abs(point[0] - t) < 1e-12) == pytest.approx(expected[t])
 
 
 def test_the_hull_of_the_worked_example():
@@ -455,6 +464,19 @@ def test_zero_one_loss_is_calibrated_as_by_hand():
 
 
 @pytest.mark.parametrize("curve", CURVES)
+def test_the_action_at_a_price_does_not_hang_on_its_last_bits(curve):
+    loss = torch.tensor([[0.0, 1], [2, 3], [1, 0]], dtype=torch.float64)
+    for a, b in itertools.product(range(1, 11), repeat=2):
+        if a + b < 12:
+            hulls = selector_hulls(
+                torch.tensor([[a / 12, b / 12, (12 - a - b) / 12]], dtype=torch.float64), loss, curve
+            )
+            for price, action in zip(hulls.price[1:].tolist(), hulls.action[1:].tolist(), strict=True):
+                for last_bits in (-1e-14, 1e-14):
+                    assert selected_action(hulls, price * (1 + last_bits)).tolist() == [action]
+
+
+@pytest.mark.parametrize("curve", CURVES)
 def test_too_few_calibration_points_give_all_labels(curve):
     loss = torch.tensor(EXAMPLE, dtype=torch.float64)
     p = torch.tensor(np.random.default_rng(0).dirichlet(np.ones(3), 30))
@@ -475,7 +497,7 @@ def test_a_label_that_is_never_covered_gives_all_labels():
 
 def test_labels_are_added_at_prices_where_the_count_is_one_short():
     """Non-nested sets: exact holds a label that the set at beta_A lacks."""
-    for seed in range(PROBLEMS):
+    for seed in PROBLEMS:
         whole, denominator, labels, loss, alpha = rational_problem(seed)
         exact, (calibration,) = fast_sets(whole / denominator, labels, loss, alpha, "rocp", "exact")
         plus, _ = fast_sets(whole / denominator, labels, loss, alpha, "rocp", "plus")

@@ -104,16 +104,18 @@ def test_class_conditional_coverage_holds_for_every_label(score):
     rate = hits.sum(0) / counts.sum(0)
     error = (hits - rate * counts).std(0) / counts.mean(0) / splits**0.5
     assert (rate >= 1 - alpha - 3 * error).all()
-    assert (rate <= 1 - alpha + 1 / (n / 3 + 1) + 0.05 + 3 * error).all()
+    if score != "rac":  # whose sets hold label 0, which has an action without loss, at any price
+        assert (rate <= 1 - alpha + 1 / (n / 3 + 1) + 0.05 + 3 * error).all()
 
 
 def test_randomised_sets_of_samples_that_come_one_at_a_time_cover_as_those_of_a_batch():
-    """All labels equally likely: four fifths of the top label's share are wanted, so the draw decides."""
+    """All labels are equally likely, so that the draw alone decides on the last one."""
     p, y = np.full((800, 4), 0.25), np.random.default_rng(0).integers(0, 4, 800)
     decision = ConformalDecision(alpha=0.1, score="aps", randomized=True).fit(p[:400], y[:400])
     together = decision.predict_sets(p[400:])
     assert together[np.arange(400), y[400:]].mean() == pytest.approx(0.9, abs=0.06)
-    singly = np.concatenate([decision.predict_sets(row[None]) for row in p[400:]])
+    singly = np.concatenate([decision.predict_sets(row[None], [i]) for i, row in enumerate(p[400:])])
+    np.testing.assert_array_equal(singly, together)
     assert singly[np.arange(400), y[400:]].mean() == pytest.approx(0.9, abs=0.06)
 
 
@@ -320,7 +322,7 @@ def test_the_penalties_have_their_defaults_and_are_used(data):
     for score, default in (("raps", 0.05), ("socop", 0.1)):
         sets = [
             ConformalDecision(alpha=0.2, score=score, penalty=penalty).fit(p_cal, y_cal).predict_sets(p_test)
-            for penalty in (None, default, 20 * default)
+            for penalty in (None, default, default / 100)
         ]
         np.testing.assert_array_equal(sets[0], sets[1])
         assert (sets[0] != sets[2]).any()

@@ -12,8 +12,8 @@ from fulgurite.modules.rocp.functional_scores import (
     check_every_label_present,
     conformal_threshold,
     lac_scores,
-    raps_scores,
     ranks,
+    raps_scores,
     score_thresholds,
     socop_scores,
 )
@@ -93,7 +93,7 @@ def test_socop_is_the_slope_of_the_lower_hull(n_labels, penalty):
         mass = list(itertools.accumulate((Fraction(row[y]) for y in order), initial=Fraction(0)))
         cost = [Fraction(penalty) * j + (j >= 2) for j in range(n_labels + 1)]
         for rank, label in enumerate(order, start=1):
-            # The greatest convex minorant's slope before point `rank`: max over points before, min over points from it on.
+            # Slope of the greatest convex minorant before `rank`: max over earlier points, min over the others.
             slope = max(
                 min((cost[j] - cost[i]) / (mass[j] - mass[i]) for j in range(rank, n_labels + 1)) for i in range(rank)
             )
@@ -157,7 +157,7 @@ def test_bad_arguments_are_refused():
     p = probabilities(4, 3)
     with pytest.raises(ValueError, match="penalty and free_rank are -1 and 1"):
         raps_scores(p, -1)
-    with pytest.raises(ValueError, match="penalty and free_rank are 0.1 and -2"):
+    with pytest.raises(ValueError, match=r"penalty and free_rank are 0\.1 and -2"):
         raps_scores(p, 0.1, -2)
     for penalty in (0, -0.1):
         with pytest.raises(ValueError, match="SOCOP needs a value above 0"):
@@ -173,7 +173,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"no sample of the labels \[2\]"):
         score_thresholds(lac_scores(p), torch.tensor([0, 1, 1, 0]), 0.1, class_conditional=True)
     for function in (lac_scores, aps_scores, raps_scores, socop_scores):
-        with pytest.raises(ValueError, match="row 0 sum to 0.5"):
+        with pytest.raises(ValueError, match=r"row 0 sum to 0\.5"):
             function(torch.tensor([[0.25, 0.25]]))
 
 
@@ -195,7 +195,7 @@ def test_scores_thresholds_and_sets_equal_the_stored_ones(vectors, name, toleran
 
 
 def lac_problem(vectors):
-    """Stored data, then random data of several sizes; alpha (n + 1) is whole in none, where crepes takes one label more."""
+    """Stored data, then random data; alpha (n + 1) is never whole: crepes keeps labels whose p-value equals alpha."""
     yield torch.tensor(vectors["P_cal"]), torch.tensor(vectors["y_cal"]), torch.tensor(vectors["P_test"])
     for seed, (n, k) in enumerate([(20, 3), (60, 5), (200, 10)]):
         y = torch.tensor(np.random.default_rng(seed).permutation(np.arange(n) % k))
