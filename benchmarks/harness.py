@@ -1,8 +1,8 @@
 """Speed and memory of two implementations, side by side in one run.
 
-A case is a function at the top of a module that prepares its data and returns the function to measure. Each case runs in
-a process of its own, so that its peak memory is its own; the repetitions of two cases take turns, so that both see the
-same machine.
+A case is a function at the top of a module that prepares its data and returns the function to measure. Each case runs
+in a process of its own, so that its peak memory is its own; the repetitions of two cases take turns, so that both see
+the same machine.
 """
 
 import multiprocessing
@@ -78,15 +78,15 @@ def _serve(pipe: Connection, case: Case, arguments: tuple[object, ...]) -> None:
 
 def describe_machine() -> str:
     """One line on where this runs."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} with {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} with {threads} threads"
 
 
 def print_comparison(title: str, ours: Measurement, peer: Measurement, peer_name: str) -> None:
     """One row: ours, the peer's, the ratio (below 1 is faster), and both peaks of memory."""
-    print(
-        f"{title:<44} ours {ours.median:8.3f} s   {peer_name} {peer.median:8.3f} s   ratio {ours.median / peer.median:6.3f}   "
-        f"memory {ours.memory_mib:7.0f} / {peer.memory_mib:.0f} MiB"
-    )
+    ratio = ours.median / peer.median
+    times = f"ours {ours.median:8.3f} s   {peer_name} {peer.median:8.3f} s   ratio {ratio:6.3f}"
+    print(f"{title:<44} {times}   memory {ours.memory_mib:7.0f} / {peer.memory_mib:.0f} MiB")
 
 
 def print_single(title: str, ours: Measurement) -> None:

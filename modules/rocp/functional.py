@@ -24,17 +24,19 @@ def check_probabilities(probabilities: Any) -> Tensor:
     p = as_float64(probabilities)
     if p.ndim != 2 or p.shape[1] < 2:
         raise ValueError(f"probabilities have shape {tuple(p.shape)}; give (samples, labels) with at least 2 labels")
-    if not torch.isfinite(p).all() or (p < 0).any():
-        row = int((~torch.isfinite(p) | (p < 0)).any(1).nonzero()[0])
-        raise ValueError(f"probabilities of row {row} are {p[row].tolist()}; they must be finite and at least 0")
     total = p.sum(1, keepdim=True)
-    wrong = (total - 1).abs() > PROBABILITY_TOLERANCE
-    if wrong.any():
-        row = int(wrong.flatten().nonzero()[0])
+    off = (total - 1).abs()
+    # One pass where all is well: a value that is not finite makes a row's sum so.
+    if len(p) and not (p.min() >= 0 and off.max() <= PROBABILITY_TOLERANCE):
+        wrong = (~torch.isfinite(p) | (p < 0)).any(1)
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise ValueError(f"probabilities of row {row} are {p[row].tolist()}; they must be finite and at least 0")
+        row = int(off.flatten().argmax())
         raise ValueError(f"probabilities of row {row} sum to {total[row].item():.6g}, not to 1; give softmax outputs")
     # A row that sums to one up to rounding stays as it is, so that checking twice changes no bit.
     rounding = p.shape[1] * torch.finfo(p.dtype).eps
-    return torch.where((total - 1).abs() <= rounding, p, p / total)
+    return p if len(p) == 0 or off.max() <= rounding else p / torch.where(off <= rounding, 1.0, total)
 
 
 def as_float64(values: Any) -> Tensor:

@@ -23,8 +23,8 @@ def aps_scores(probabilities: Tensor, uniform: Tensor | None = None) -> Tensor:
         uniform: (N,) in [0, 1); given, the score is randomised: less ``uniform`` times the label's probability.
     """
     p = check_probabilities(probabilities)
-    order = p.argsort(dim=1, descending=True, stable=True)
-    scores = torch.empty_like(p).scatter_(1, order, p.gather(1, order).cumsum(1))
+    ordered, order = p.sort(dim=1, descending=True, stable=True)
+    scores = torch.empty_like(p).scatter_(1, order, ordered.cumsum(1))
     return scores if uniform is None else scores - uniform.double()[:, None] * p
 
 
@@ -63,8 +63,7 @@ def socop_scores(probabilities: Tensor, penalty: float = 0.1) -> Tensor:
     if penalty <= 0:
         raise ValueError(f"penalty is {penalty}; SOCOP needs a value above 0")
     p = check_probabilities(probabilities)
-    order = p.argsort(dim=1, descending=True, stable=True)
-    ordered = p.gather(1, order)
+    ordered, order = p.sort(dim=1, descending=True, stable=True)
     beyond_first = torch.arange(1, p.shape[1], dtype=p.dtype)
     chords = (penalty * beyond_first + 1) / ordered[:, 1:].cumsum(1)  # from rank 1 to the ranks 2, 3, ...
     least, tangent = chords.min(1, keepdim=True)
