@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in RUN_COMMANDS:
-        from fulgurite.command_line.app import run
+        from fulgurite.command_line.run import run
 
         return run(arguments)
 

@@ -160,9 +160,10 @@ def log_figure(figure: "Figure", tag: str, trainer: Trainer) -> None:
 
 
 class PredictionFile(BasePredictionWriter):
-    """Write what ``predict_step`` returns, a dict of tensors (B, ...), to one ``predictions.npz``.
+    """Write what ``predict_step`` returns, a dict of tensors (B, ...) or one tensor, to one ``predictions.npz``.
 
-    Rows come in the order of the field ``index`` where there is one, gathered over all ranks.
+    A single tensor becomes the field ``prediction``. Rows are gathered over all ranks and come in the order of the
+    field ``index``, which is the sample's place in the data set where ``predict_step`` returns none of its own.
 
     Args:
         path: the file; None puts it below the Trainer's ``default_root_dir``.
@@ -179,6 +180,10 @@ class PredictionFile(BasePredictionWriter):
         self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
         own = concatenate_fields(predictions)
+        rows = len(next(iter(own.values()), []))
+        places = np.array([place for batches in batch_indices or [] for batch in batches or [] for place in batch])
+        if "index" not in own and len(places) == rows > 0:
+            own["index"] = places
         parts = [own]
         if trainer.world_size > 1:
             parts = [{} for _ in range(trainer.world_size)]
@@ -196,11 +201,12 @@ class PredictionFile(BasePredictionWriter):
 
 def concatenate_fields(outputs: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Batches of named tensors (B, ...) as one array (N, ...) per name; bfloat16 becomes float32."""
+    outputs = [{"prediction": output} if isinstance(output, Tensor) else output for output in outputs]
     wrong = next((output for output in outputs if not isinstance(output, dict)), None)
     if wrong is not None or not all(isinstance(value, Tensor) for output in outputs for value in output.values()):
         given = type(wrong).__name__ if wrong is not None else "a dict with other values"
         raise TypeError(
-            f"predict_step returned {given}; return a dict of tensors (B, ...) to have it written to a file"
+            f"predict_step returned {given}; return a tensor or a dict of tensors (B, ...) to have it written"
         )
 
     def array(value: Tensor) -> np.ndarray[Any, Any]:

@@ -2,16 +2,21 @@
 
 import random
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
+
+from fulgurite.storage import atomic_path
 
 
 class RandomState(Callback):
@@ -111,11 +116,27 @@ class FiniteGuard(Callback):
             )
 
 
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write a checkpoint beside its place and rename it: the old file or the whole new one is there, never a part.
+
+    Lightning writes to the system's temporary folder and moves the file, which is a copy where that folder lies on
+    another file system. Give it to a Trainer as one of its ``plugins``; the command line does.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if storage_options is not None:
+            raise TypeError("AtomicCheckpointIO writes local files and takes no storage_options")
+        with atomic_path(path) as temporary:
+            torch.save(checkpoint, temporary)
+
+
 class RunCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint that overwrites one file, ``<name>.ckpt``, and whose state names files without their folder.
 
-    With a ``monitor`` it keeps the best state, without one the newest; the newest is also written when the run is
-    interrupted between two batches or fails inside one (a non-finite loss excepted), so that it can go on from there.
+    With a ``monitor`` it keeps the best state, without one the newest. The newest is also written when the run is cut
+    short in the middle of an epoch, and when it is interrupted between two batches or fails inside one (a non-finite
+    loss excepted), so that it can go on from there. It is never written between a training batch and the validation
+    that is due after it: a run that resumed there would leave the validation out.
 
     Args:
         dirpath: folder of the checkpoint.
@@ -145,13 +166,32 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if epoch_end_or_validation_is_next(trainer, batch_idx):
+            return
+        ends_here = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+        if ends_here and self.monitor is None:
+            # Not at the end of this epoch, which is none: its other batches are still to do.
+            self.best_model_path = self.format_checkpoint_name({})
+            trainer.save_checkpoint(self.best_model_path)
+        else:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_last_batch:
+            super().on_train_epoch_end(trainer, pl_module)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         interrupted = isinstance(exception, KeyboardInterrupt | SIGTERMException)
         progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-        if isinstance(exception, NonFiniteError) or trainer.state.fn != "fit":
+        if isinstance(exception, NonFiniteError) or not trainer.training:
             return
         if interrupted and progress.processed != progress.ready:
             return  # a second Ctrl-C, inside a batch: the optimiser may be half-way through its step
+        if interrupted and trainer.is_last_batch:
+            return  # between two epochs: the state at the end of the first is written, and the next has half begun
         if trainer.world_size > 1 and not interrupted:
             return  # the other ranks are elsewhere, and saving would wait for them
         super().on_exception(trainer, pl_module, exception)
@@ -165,6 +205,9 @@ class RunCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         folder = Path(self.dirpath or ".")
+        best = state_dict["best_model_path"]
+        if not best or not (folder / best).is_file():
+            return  # the run goes on in another folder, where no file is the best one yet
         state = {**state_dict, "dirpath": self.dirpath}
         for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
             state[key] = str(folder / state[key]) if state[key] else ""
@@ -172,44 +215,86 @@ class RunCheckpoint(ModelCheckpoint):
         super().load_state_dict(state)
 
 
-class Preemption(Callback):
-    """End a run at the next batch after Ctrl-C (SIGINT), so that its last checkpoint is exact; a second one ends it.
+def epoch_end_or_validation_is_next(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the end of the epoch, or a validation, follows this training batch."""
+    if trainer.is_last_batch:
+        return True
+    every: Any = trainer.val_check_batch
+    if every is None or every == float("inf"):
+        return False
+    done = trainer.fit_loop.epoch_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
+    return bool((done + 1) % every == 0)
 
-    SIGTERM is Lightning's to handle; this callback adds the prediction loop, which does not look for it.
+
+class Preemption(Callback):
+    """End a fit at the next safe point after Ctrl-C (SIGINT) or SIGTERM, so that its last checkpoint is exact.
+
+    A safe point lies after a training batch that completes a step and that no validation follows, or between two
+    epochs. All ranks stop at the same one, whichever of them got the signal. A validation that is running is finished
+    first; a second Ctrl-C ends the run at once. ``validate``, ``test`` and ``predict`` stop after their batch. Under a
+    SLURM environment that requeues jobs, SIGTERM is left to Lightning.
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._previous: Any = None
+        self._received: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._asked = False
-        self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        self._received = None
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+    def _take_signals(self, trainer: Trainer) -> None:
+        """Install the handlers, after Lightning has installed its own; it also puts back what was there before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        signal.signal(signal.SIGINT, self._on_signal)
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        if not (isinstance(environment, SLURMEnvironment) and environment.auto_requeue):
+            # Lightning's own handler calls a collective, at which ranks that are elsewhere hang.
+            signal.signal(signal.SIGTERM, self._on_signal)
 
-    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if self._asked:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._received is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        self._asked = True
+        self._received = signum
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        if trainer.received_sigterm and trainer.predicting:
-            raise SIGTERMException
+        asked = self._received is not None
+        if trainer.world_size > 1 and trainer.training:
+            # In evaluation the ranks may have different numbers of batches, and nothing is kept that must agree.
+            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        if asked:
+            raise KeyboardInterrupt if self._received == signal.SIGINT else SIGTERMException
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._take_signals(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._take_signals(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_if_asked(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        completes_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if completes_step and not epoch_end_or_validation_is_next(trainer, batch_idx):
+            self._stop_if_asked(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._take_signals(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self._stop_if_asked(trainer)
+        if trainer.state.fn == "validate":
+            self._stop_if_asked(trainer)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._take_signals(trainer)
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self._stop_if_asked(trainer)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._take_signals(trainer)
 
     def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self._stop_if_asked(trainer)

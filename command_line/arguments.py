@@ -81,13 +81,14 @@ def prepare(arguments: Sequence[str]) -> Invocation:
         if option in ("--config", "-c"):
             layers.append(read_layer(find_config(value)))
         elif option == "--trust":
-            trusted += value.split(",")
+            trusted += [name.strip() for name in value.split(",")]
         elif option == "--ckpt_path":
             checkpoint_word = value
         else:
             path = resolve_class(option, value)
             if option in ("--model", "--data"):
-                chosen[option[2:]] = path
+                is_file = path.endswith((".yaml", ".yml"))
+                chosen[option[2:]] = str(read_layer(Path(path)).tree.get("class_path")) if is_file else path
             rest += [option, path] if option.endswith(".help") else [f"{option}={path}"]
 
     given_layers = list(layers)
@@ -153,7 +154,18 @@ def read_layer(path: Path) -> Layer:
         raise UsageError(
             f"{path}: a config is a mapping with keys such as model, data and trainer; this is a {type(tree).__name__}"
         )
-    return Layer(name=str(path), text=text, tree=tree, path=path)
+    layer = Layer(name=str(path), text=text, tree=tree, path=path)
+    sections = inline_sections(tree, path.parent)
+    return layer.with_tree({**tree, **sections}) if sections else layer
+
+
+def inline_sections(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The sections that are given as the path of a file, relative to the config that names it."""
+    return {
+        section: dict(read_layer(folder / value).tree)
+        for section, value in tree.items()
+        if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (folder / value).is_file()
+    }
 
 
 def resolve_class(option: str, name: str) -> str:

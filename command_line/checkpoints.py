@@ -11,6 +11,7 @@ from fulgurite.command_line.configs import Layer
 from fulgurite.command_line.errors import UsageError
 
 CHECKPOINT_KEY = "fulgurite"
+LIGHTNING_KEYS = ("state_dict", "pytorch-lightning_version")
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,33 @@ def read_stored_config(checkpoint: Path) -> StoredConfig | None:
         if "Weights only load failed" in str(error):
             cause = "not a checkpoint, or it holds objects other than tensors and plain values, which are not loaded"
         raise UsageError(f"{checkpoint} ({size} bytes) is {cause}{_other(checkpoint)}") from error
-    if not isinstance(content, dict) or "state_dict" not in content:
+    missing = [key for key in LIGHTNING_KEYS if not isinstance(content, dict) or key not in content]
+    if missing:
         raise UsageError(
-            f"{checkpoint} ({size} bytes) is not a Lightning checkpoint: it has no state_dict{_other(checkpoint)}"
+            f"{checkpoint} ({size} bytes) is not a Lightning checkpoint: it has no {missing[0]}{_other(checkpoint)}"
         )
     own = content.get(CHECKPOINT_KEY)
-    if own is None:
-        return None
-    return StoredConfig(text=own["config"], tree=yaml.safe_load(own["config"]), sources=tuple(own["sources"]))
+    return None if own is None else _stored_config(own, checkpoint)
+
+
+def _stored_config(own: Any, checkpoint: Path) -> StoredConfig:
+    """Check what a file claims to be a config of ours."""
+    try:
+        text, sources = own["config"], own["sources"]
+        tree = yaml.safe_load(text)
+    except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise UsageError(f"{checkpoint}: its {CHECKPOINT_KEY!r} entry holds no config") from error
+    strings = isinstance(text, str) and isinstance(sources, list) and all(isinstance(name, str) for name in sources)
+    sections = isinstance(tree, dict) and all(
+        isinstance(tree.get(key, {}), dict) for key in ("model", "data", "trainer")
+    )
+    if not strings or not sections:
+        raise UsageError(f"{checkpoint}: its {CHECKPOINT_KEY!r} entry holds no config")
+    return StoredConfig(text=text, tree=tree, sources=tuple(sources))
 
 
 def _other(checkpoint: Path) -> str:
-    others = [path for path in checkpoint.parent.glob("*.ckpt") if path != checkpoint]
+    others = [path for path in checkpoint.parent.glob("[!.]*.ckpt") if path != checkpoint]
     if not others:
         return ""
     return f"\nthe newest other checkpoint there is {max(others, key=lambda path: path.stat().st_mtime)}"

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ class Layer:
         text: its content.
         tree: its content, parsed.
         path: the file; None where there is none.
+        changed: whether text and tree are no longer those of the file.
     """
 
     name: str
     text: str
     tree: Mapping[str, Any]
     path: Path | None = None
+    changed: bool = False
 
     @property
     def digest(self) -> str:
@@ -38,12 +40,15 @@ class Layer:
 
     def argument(self) -> str:
         """What to hand to the parser: the file (so that paths in it are relative to it), or the text."""
-        return self.text if self.path is None else str(self.path)
+        return self.text if self.path is None or self.changed else str(self.path)
 
     def without(self, key: str) -> "Layer":
         """This layer less one top-level key."""
-        tree = {name: value for name, value in self.tree.items() if name != key}
-        return Layer(name=self.name, text=yaml.safe_dump(tree, sort_keys=False), tree=tree)
+        return self.with_tree({name: value for name, value in self.tree.items() if name != key})
+
+    def with_tree(self, tree: Mapping[str, Any]) -> "Layer":
+        """This layer with another content."""
+        return replace(self, text=yaml.safe_dump(dict(tree), sort_keys=False), tree=tree, changed=True)
 
     def line_of(self, keys: Sequence[str]) -> int | None:
         """The line where a key is set; of several below ``keys[0]`` the first that ends like ``keys``."""

@@ -75,6 +75,8 @@ def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str],
         return _place(path, layers, argv) + f"{attribute[1]} has no {attribute[2]!r}{nearest(attribute[2], known)}"
     if missing := re.search(r"the following arguments are required: (.+)", text):
         names = ", ".join(name.rpartition(".")[2] for name in missing[1].split(", "))
+        if not set(names.split(", ")) <= {"model", "data"}:
+            return _place(path, layers, argv) + f"{names} not given"
         return f"{names} not given; name a --config (`fulgurite list` shows them), or --model and --data"
     if required := _last(r"Key \"?'?([\w.]+)\"?'? is required", text):
         return _place([*path, required], layers, argv) + f"{_short(class_path)} needs {required.rpartition('.')[2]!r}"
@@ -90,9 +92,15 @@ def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str],
 
 
 def explain_construction_error(
-    text: str, config: Mapping[str, Any], layers: Sequence[Layer], argv: Sequence[str]
+    error: BaseException, config: Mapping[str, Any], layers: Sequence[Layer], argv: Sequence[str]
 ) -> str:
     """Say where the argument was set whose value a constructor refused; its message begins with the argument's name."""
+    # The parser wraps what a constructor raised: what was raised deliberately says most, else what came first.
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    cause = next((one for one in chain if one.__traceback__ and is_deliberate(one)), chain[-1])
+    text = str(cause) or type(cause).__name__
     name = text.partition(" ")[0]
     for section in ("model", "data"):
         group = config.get(section) or {}
@@ -107,7 +115,10 @@ def is_deliberate(error: BaseException) -> bool:
     Any other error is a surprise, which only its trace explains.
     """
     innermost = traceback.extract_tb(error.__traceback__)[-1]
-    return Path(innermost.filename).is_relative_to(PACKAGE_ROOT) and (innermost.line or "").startswith("raise ")
+    file = Path(innermost.filename)
+    # An environment may lie in a checkout's root, which is this package.
+    ours = file.is_relative_to(PACKAGE_ROOT) and "site-packages" not in file.relative_to(PACKAGE_ROOT).parts
+    return ours and (innermost.line or "").startswith("raise ")
 
 
 def explain_load_error(text: str, checkpoint: Path | None) -> str:

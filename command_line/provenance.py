@@ -5,6 +5,7 @@ import hashlib
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
@@ -59,12 +60,19 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def code_hash(class_paths: Iterable[str]) -> str:
     """Hash of the abstract syntax of every file of this package that the classes import, directly or not.
 
-    Comments, layout and docstrings do not count; neither do the tables that list all methods.
+    Comments, layout and docstrings do not count; neither do the tables that list all methods. Of a foreign class the
+    file that defines it counts, as it is.
     """
     digest = hashlib.sha256()
+    class_paths = list(class_paths)
     for path in sorted(import_closure(class_paths)):
         digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(ast.dump(_without_docstrings(_parse(path))).encode())
+    for name in sorted(class_paths):
+        foreign = sys.modules.get(name.rpartition(".")[0])
+        if not name.startswith(f"{PACKAGE}.") and foreign is not None and getattr(foreign, "__file__", None):
+            digest.update(name.encode())
+            digest.update(Path(str(foreign.__file__)).read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -34,7 +34,7 @@ class Results:
         command: fit, validate, test or predict.
         method: slug of the method.
         metrics: final value of every metric; null where it is not finite.
-        seed: the run's seed.
+        seed: the run's seed; null where seeding was turned off.
         epochs: epochs trained, by this and earlier parts of the run.
         steps: optimiser steps, likewise.
         best_checkpoint: file, metric and value, the file relative to the run's folder; null without one.
@@ -52,7 +52,7 @@ class Results:
     command: str
     method: str
     metrics: dict[str, float | None]
-    seed: int
+    seed: int | None
     epochs: int
     steps: int
     best_checkpoint: dict[str, Any] | None
@@ -69,12 +69,14 @@ class Results:
     @classmethod
     def of(cls, cli: "FulguriteCLI") -> "Results":
         """Gather what a command that has just run leaves."""
-        trainer, folder = cli.trainer, cli.run_folder
+        trainer, folder = cli.trainer, cli.session.folder
         best: dict[str, Any] | None = None
         last: str | None = None
         predictions: str | None = None
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunCheckpoint) and callback.best_model_path and folder:
+                if not Path(callback.best_model_path).is_relative_to(folder.resolve()):
+                    continue  # one of the user's own, elsewhere
                 file = str(Path(callback.best_model_path).relative_to(folder.resolve()))
                 if callback.monitor:
                     score = callback.best_model_score
@@ -88,7 +90,7 @@ class Results:
             command=str(cli.subcommand),
             method=slug_of(classes[0]),
             metrics=dict(_numbers(trainer.callback_metrics)),
-            seed=cli.options["seed_everything"],
+            seed=cli.seed,
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
             best_checkpoint=best,

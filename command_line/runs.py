@@ -1,9 +1,10 @@
 """Where runs lie: ``runs/<slug>/<name>/<time>-<seed>/``, and a ``latest`` link per experiment."""
 
+import fcntl
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from fulgurite.command_line.configs import Layer
 from fulgurite.command_line.errors import UsageError
 
 CHECKPOINT_FOLDER = "checkpoints"
+NEWEST = "last.ckpt"
 CONFIG_FILE = "config.yaml"
 CONFIG_KEYS = ("seed_everything", "checkpoint_every", "trainer", "model", "data")
 
@@ -75,19 +77,19 @@ class Experiment:
         return path
 
 
-def new_run(parent: Path, seed: int, create: bool) -> Path:
+def new_run(parent: Path, seed: int | None, create: bool) -> Path:
     """A new run's folder; under SLURM named by the job, so that a requeued job finds its own.
 
     Args:
         parent: folder that it lies in.
-        seed: the run's seed.
+        seed: the run's seed; None where the random state was left as it was.
         create: make the folder (rank 0 alone does).
 
     Raises:
         UsageError: the folder cannot be made.
     """
     job = _slurm_job()
-    stem = job or f"{datetime.now():%Y%m%d-%H%M%S}-{seed}"
+    stem = job or f"{datetime.now():%Y%m%d-%H%M%S}-{'unseeded' if seed is None else seed}"
     run = parent / stem
     if not create:
         return run
@@ -105,6 +107,21 @@ def new_run(parent: Path, seed: int, create: bool) -> Path:
         raise UsageError(
             f"the run's folder {run} cannot be made: {error.strerror}\nchoose another with --trainer.default_root_dir"
         ) from error
+
+
+@contextmanager
+def lock_run(run: Path) -> Iterator[None]:
+    """Hold a run's folder while a fit goes on in it; the lock ends with the process, however that ends.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"{run} is in use: another fit goes on in it") from error
+        yield
 
 
 def discard_if_empty(run: Path) -> None:

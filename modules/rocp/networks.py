@@ -69,12 +69,17 @@ def load_timm_weights(network: nn.Module, weights: str, in_channels: int) -> Non
     path = Path(weights).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"weights {weights!r}: there is no such file; give 'hub' or the path of a weights file")
-    loaded = load_state_dict(str(path), use_ema=False, weights_only=True)
+    try:
+        loaded = load_state_dict(str(path), use_ema=False, weights_only=True)
+    except Exception as error:  # the readers raise a dozen types, by what the bytes happen to be
+        raise ValueError(f"weights {weights!r} cannot be read as tensors: {str(error).splitlines()[0]}") from error
     own = network.state_dict()
     fitting = {name: value for name, value in loaded.items() if name in own and own[name].shape == value.shape}
-    missing = [name for name in own if name not in fitting and not name.startswith(f"{published['classifier']}.")]
-    if missing:
+    differing = [
+        name for name in {**own, **loaded} if name not in fitting and not name.startswith(f"{published['classifier']}.")
+    ]
+    if differing:
         raise ValueError(
-            f"weights {weights!r} are not of this model: {len(missing)} tensors differ, first {missing[0]!r}"
+            f"weights {weights!r} are not of this model: {len(differing)} tensors differ, first {differing[0]!r}"
         )
     network.load_state_dict(fitting, strict=False)

@@ -97,10 +97,10 @@ def test_predictions_of_a_strangers_module_are_one_file_in_the_order_of_the_inde
 
 
 @pytest.mark.parametrize(
-    ("output", "given"), [(lambda batch: batch, "Tensor"), (lambda batch: {"x": "text"}, "a dict with other values")]
+    ("output", "given"), [(lambda batch: [batch], "list"), (lambda batch: {"x": "text"}, "a dict with other values")]
 )
 def test_predictions_that_are_no_dict_of_tensors_are_refused(tmp_path, output, given):
-    with pytest.raises(TypeError, match=f"predict_step returned {given}; return a dict of tensors"):
+    with pytest.raises(TypeError, match=f"predict_step returned {given}; return a tensor or a dict of tensors"):
         trainer(tmp_path, [PredictionFile()]).predict(Predicts(output), DataLoader(torch.zeros(2)))
 
 

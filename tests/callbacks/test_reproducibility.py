@@ -1,5 +1,6 @@
 import random
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fulgurite.callbacks import FiniteGuard, Preemption, RandomState, RunCheckpoint
+from fulgurite.callbacks import AtomicCheckpointIO, FiniteGuard, Preemption, RandomState, RunCheckpoint
 from fulgurite.callbacks.reproducibility import NonFiniteError, collect_random_state, restore_random_state
 from fulgurite.datamodules import DigitsHazard
 from fulgurite.modules import Classifier
@@ -165,7 +166,90 @@ def test_the_state_of_a_checkpoint_names_no_folder(tmp_path):
     assert str(tmp_path) not in str(state)
     moved = RunCheckpoint(tmp_path / "moved", "last")
     moved.load_state_dict(state)
+    assert moved.best_model_path == "", "there is no such file in the other folder"
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "last.ckpt").rename(tmp_path / "moved" / "last.ckpt")
+    moved.load_state_dict(state)
     assert moved.best_model_path == str(Path(moved.dirpath) / "last.ckpt")
+
+
+def test_a_checkpoint_is_written_beside_its_place_and_renamed(tmp_path, monkeypatch):
+    """A system folder for temporary files that does not exist: nothing may be written there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    module = Stranger()
+    trainer = fit(module, tmp_path, [], plugins=[AtomicCheckpointIO()])
+    trainer.save_checkpoint(tmp_path / "folder" / "x.ckpt")
+    assert torch.load(tmp_path / "folder" / "x.ckpt", weights_only=True)["global_step"] == 6
+    whole = (tmp_path / "folder" / "x.ckpt").read_bytes()
+    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.save_checkpoint(tmp_path / "folder" / "x.ckpt")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["x.ckpt"]
+    assert (tmp_path / "folder" / "x.ckpt").read_bytes() == whole
+
+
+class Signalled(LightningModule):
+    """Raises a signal in one training batch or one validation batch, and validates in the middle of the epoch."""
+
+    def __init__(self, where, signum=signal.SIGINT):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.where, self.signum, self.validations = where, signum, 0
+
+    def training_step(self, batch, batch_idx):
+        if self.where == ("train", batch_idx):
+            signal.raise_signal(self.signum)
+        return self.layer(batch).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        if self.where == ("val", batch_idx) and not self.trainer.sanity_checking:
+            signal.raise_signal(self.signum)
+        self.log("val/loss", self.layer(batch).square().mean())
+
+    def on_validation_end(self):
+        self.validations += not self.trainer.sanity_checking
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("where", "options", "step", "validations"),
+    [
+        (("train", 1), {}, 2, 0),  # after its batch
+        (("train", 5), {"val_check_interval": 6}, 7, 1),  # validation is due: after the batch that follows it
+        (("val", 0), {"val_check_interval": 6}, 7, 1),  # the validation is finished
+        (("train", 11), {"max_epochs": 2}, 12, 1),  # the last batch: at the end of the epoch, with its validation
+        (("train", 3), {"accumulate_grad_batches": 3}, 2, 0),  # after the batch that completes the step
+    ],
+)
+@pytest.mark.parametrize("every", [None, 5])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_fit_at_a_safe_point(tmp_path, where, options, step, validations, signum, every):
+    module = Signalled(where, signum)
+    newest = [RunCheckpoint(tmp_path, "last", every_n_train_steps=every)] if every else []
+    before = signal.getsignal(signal.SIGINT)
+    options = {"max_epochs": 1} | options
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path, callbacks=[Preemption(), *newest, RunCheckpoint(tmp_path, "last")], **options,
+    )  # fmt: skip
+    loader = DataLoader(torch.randn(24, 3), batch_size=2)
+    with pytest.raises(SystemExit):
+        trainer.fit(module, loader, loader)
+    assert signal.getsignal(signal.SIGINT) is before
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == step
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["total"]["ready"] == 1, "the next epoch has not begun"
+    assert module.validations == validations
+
+
+def test_preemption_does_nothing_outside_the_main_thread(tmp_path):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(fit(Stranger(), tmp_path, [Preemption()])))
+    thread.start()
+    thread.join()
+    assert done[0].global_step == 6
 
 
 def test_one_interrupt_ends_the_run_after_its_batch_and_the_handler_is_put_back(tmp_path):
@@ -179,7 +263,7 @@ def test_one_interrupt_ends_the_run_after_its_batch_and_the_handler_is_put_back(
     with pytest.raises(SystemExit) as caught:
         fit(Interrupted(), tmp_path, [Preemption(), RunCheckpoint(tmp_path, "last")])
     assert isinstance(caught.value.__context__, KeyboardInterrupt)
-    signal.signal(signal.SIGINT, before)  # Lightning ignores the signal from here on
+    assert signal.getsignal(signal.SIGINT) is before
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3, "the batch was finished"
 
     fit(Stranger(), tmp_path, [Preemption()])
@@ -194,8 +278,6 @@ def test_a_second_interrupt_ends_at_once_and_leaves_the_half_step_out(tmp_path):
                 signal.raise_signal(signal.SIGINT)
             return super().training_step(batch, batch_idx)
 
-    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit):
         fit(Impatient(), tmp_path, [Preemption(), RunCheckpoint(tmp_path, "last", every_n_train_steps=1)])
-    signal.signal(signal.SIGINT, before)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2

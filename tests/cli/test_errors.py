@@ -108,7 +108,7 @@ def test_a_model_without_its_sizes_names_them(fulgurite_cli):
 
 def test_an_incompatible_pairing_names_both_and_the_missing_size(fulgurite_cli):
     demo = "lightning.pytorch.demos.boring_classes.BoringDataModule"
-    outcome = fulgurite_cli("fit", "--model", "Classifier", "--data", demo)
+    outcome = fulgurite_cli("fit", "--trust", "lightning.pytorch.demos", "--model", "Classifier", "--data", demo)
     assert_short_usage_error(outcome, "Classifier needs n_classes")
     assert "BoringDataModule does not provide" in outcome.err
 
@@ -123,14 +123,14 @@ def test_the_last_layer_that_sets_a_wrong_value_is_named(fulgurite_cli):
 
 def test_data_that_do_not_fit_stop_the_run_with_a_short_error(fulgurite_cli):
     outcome = fulgurite_cli("fit", *SMOKE, "--data.n_train", "1797")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "leaves nothing to validate on: these conditions have 1797 images" in outcome.err
     assert "Traceback" not in outcome.err
 
 
 def test_a_negative_learning_rate_is_refused(fulgurite_cli):
     outcome = fulgurite_cli("fit", *SMOKE, "--model.optimizer.lr", "-1")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "optimizer: Invalid learning rate: -1.0" in outcome.err
 
 

@@ -21,8 +21,9 @@ def epochs_of(slug):
 
 
 def last(root):
-    (path,) = Path(root).rglob("last.ckpt")
-    return path
+    """The newest state of the latest run below a folder."""
+    (link,) = (path for path in Path(root).rglob("latest") if path.is_symlink())
+    return link / "checkpoints" / "last.ckpt"
 
 
 def assert_equal_state(one, other):
@@ -68,8 +69,9 @@ def test_resuming_is_exact_at_the_end_of_an_epoch_and_in_the_middle(fulgurite_cl
         outcome = fulgurite_cli("fit", "--ckpt_path", str(checkpoint), "--trainer.max_epochs", str(epochs))
         assert outcome.code == 0, outcome.err
         assert_equal_state(last("whole"), last(root))
-        tables = [next(Path(folder).rglob("metrics.csv")).read_text() for folder in ("whole", root)]
-        assert tables[0] == tables[1]
+        tables = [(last(folder).parent.parent / "metrics.csv").read_text().splitlines() for folder in ("whole", root)]
+        assert tables[0][-2:] == tables[1][-2:]
+        assert (tables[0] == tables[1]) == (which == "last"), "from best.ckpt the run goes on in a folder of its own"
 
     steps = sorted(Path("middle").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     for position, checkpoint in enumerate(steps if "0" in workers else steps[::4]):
@@ -117,7 +119,7 @@ def test_a_run_that_a_signal_ends_goes_on_to_the_same_result(fulgurite_cli, work
     assert process.returncode == code
     if what:
         assert f"error: ended by {what}" in err
-        assert "--ckpt_path last" in err
+        assert "continue with: fulgurite fit --ckpt_path runs/rocp/smoke/" in err
 
     reached = torch.load(last("runs"), weights_only=True)
     assert 0 < reached["global_step"] < 400 * 8, "the signal came too late or too early to show anything"
@@ -130,14 +132,15 @@ def test_a_run_that_a_signal_ends_goes_on_to_the_same_result(fulgurite_cli, work
 @pytest.mark.parametrize("slug", METHODS)
 def test_a_loss_that_is_not_finite_ends_the_run_and_never_enters_a_checkpoint(fulgurite_cli, slug):
     assert fulgurite_cli("fit", "--config", f"{slug}/smoke", "--trainer.max_epochs", "1").code == 0
-    kept = last("runs").read_bytes()
+    newest = last("runs").resolve()
+    kept = newest.read_bytes()
     outcome = fulgurite_cli("fit", "--config", f"{slug}/smoke", "--model.optimizer.lr", "1e30")
     assert outcome.code == 1
     assert "the loss is " in outcome.err
     assert "at step 1 (epoch 0, batch 1)" in outcome.err
     assert "learning rate 1e+30; last finite loss" in outcome.err
     assert len(outcome.err.splitlines()) <= 10
-    assert last("runs").read_bytes() == kept, "the run that failed wrote no checkpoint, and touched no other"
+    assert newest.read_bytes() == kept, "the run that failed wrote no checkpoint, and touched no other"
     assert len(list(Path("runs").rglob("results.json"))) == 1, "a run that failed has no results"
 
 

@@ -150,7 +150,7 @@ def test_missing_weights_are_named(fulgurite_cli):
     outcome = fulgurite_cli(
         "fit", "--config", "rocp/smoke", "--model.backbone", "resnet18", "--model.weights", "nowhere.safetensors"
     )
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert (
         outcome.err
         == "error: weights 'nowhere.safetensors': there is no such file; give 'hub' or the path of a weights file\n"
