@@ -150,10 +150,10 @@ def _mean_loss(arm: TestedArm, alpha: float) -> float:
     return float(arm.decision.loss[arm.labels, actions].mean())
 
 
-def _varied(probabilities: Tensor, number: int = 4) -> Tensor:
-    """A few samples from the surest to the least sure, for a figure."""
-    order = probabilities.max(1).values.argsort(descending=True, stable=True)
-    return probabilities[order[torch.linspace(0, len(order) - 1, min(number, len(order))).long()]]
+def _varied(probabilities: Tensor) -> Tensor:
+    """Four samples for a figure, from the least sure to the middle one: a sure one has nothing to choose."""
+    order = probabilities.max(1).values.argsort(stable=True)
+    return probabilities[order[(torch.tensor([0.0, 0.05, 0.15, 0.5]) * len(order)).long()]]
 
 
 def critical_pairs(pairs: Sequence[tuple[str | int, str | int]], names: Names) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from fulgurite.callbacks.reproducibility import NonFiniteError
 from fulgurite.command_line.app import FulguriteCLI, Session
 from fulgurite.command_line.arguments import prepare
 from fulgurite.command_line.errors import UsageError, explain_load_error, is_deliberate, print_error
-from fulgurite.command_line.output import set_up_output
+from fulgurite.command_line.output import process_rank, set_up_output
 from fulgurite.command_line.runs import CHECKPOINT_FOLDER
 from fulgurite.command_line.trust import allow_imports
 
@@ -79,5 +79,6 @@ def ended_by(what: str, code: int, session: Session) -> int:
     """Say that a signal ended the run, and how to go on; returns the exit code."""
     last = session.folder / CHECKPOINT_FOLDER / "last.ckpt" if session.folder else None
     go_on = f"\ncontinue with: fulgurite fit --ckpt_path {last}" if last and last.is_file() else ""
-    print_error(f"ended by {what}{go_on}")
+    if process_rank() == 0:
+        print_error(f"ended by {what}{go_on}")
     return code

@@ -120,11 +120,12 @@ def hull_figure(probabilities: Tensor, loss: Tensor, curve: Curve) -> "Figure":
     figure = Figure(figsize=(2.6 * len(probabilities), 3.0), layout="constrained")
     level, value, _, _ = curve_points(probabilities, loss, curve)
     hulls = selector_hulls(probabilities, loss, curve)
+    top = 1.5 * float(hulls.value.max())  # candidates far above every hull are left out
     for number, axes in enumerate(np.atleast_1d(figure.subplots(1, len(probabilities), sharey=True))):
         own = hulls.sample == number
         axes.plot(level[number], value[number], "o", color="tab:grey", markersize=3, label="candidates")
         axes.plot(hulls.level[own], hulls.value[own], "o-", color="tab:blue", markersize=4, label="hull")
-        axes.set(xlabel="level t", title=f"largest p {probabilities[number].max():.2f}")
+        axes.set(xlabel="level t", ylim=(0, top or 1), title=f"largest p {probabilities[number].max():.2f}")
         if number == 0:
             axes.set_ylabel("value V(p, t)")
             axes.legend()

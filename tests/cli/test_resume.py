@@ -1,5 +1,6 @@
 """A resumed run equals the uninterrupted one, with difference 0, for every method's smoke config."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -127,6 +128,39 @@ def test_a_run_that_a_signal_ends_goes_on_to_the_same_result(fulgurite_cli, work
     assert fulgurite_cli("fit", *base, "--ckpt_path", "last", "--trainer.max_epochs", end).code == 0
     assert fulgurite_cli("fit", *base, "--trainer.default_root_dir", "whole", "--trainer.max_epochs", end).code == 0
     assert_equal_state(last("whole"), last("runs"))
+
+
+@pytest.mark.slow
+def test_sigterm_ends_all_ranks_at_one_step(fulgurite_cli, workspace):
+    two = ("--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fulgurite.cli", "fit", "--config", "rocp/smoke", "--trainer.max_epochs", "900", *two],
+        cwd=workspace, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    metrics = Path("runs/rocp/smoke/latest/metrics.csv")
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    reached = torch.load(last("runs"), weights_only=True)
+    assert len(reached["random_state"]) == 2
+    end = str(reached["epoch"] + 2)
+    assert (
+        fulgurite_cli(
+            "fit",
+            "--config",
+            "rocp/smoke",
+            "--ckpt_path",
+            "last",
+            "--trainer.max_epochs",
+            end,
+            "--trainer.devices",
+            "1",
+        ).code
+        == 0
+    )
 
 
 @pytest.mark.parametrize("slug", METHODS)

@@ -28,28 +28,26 @@ def test_the_method_table_is_that_of_the_register(request):
 
 
 def numbers(text):
-    """Metric -> value of every row of the printed tables."""
-    return {name: float(value) for name, value in re.findall(r"│ (\S+)\s+│ ([\d.]+)\s+│", text)}
+    """(row, column) -> value of every number in the printed tables."""
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    return {(row[0], at): float(cell) for row in rows for at, cell in enumerate(row[1:]) if cell}
+
+
+def outline(text):
+    """The lines without their numbers."""
+    return [re.sub(r"\d{8}-\d{6}-\d+|[\d.]+(e-\d+)?", "#", line) for line in text.splitlines()]
 
 
 def test_the_demo_prints_what_the_readme_shows(fulgurite_cli):
-    shown = between("demo")
     commands = re.findall(r"\$\(BIN\)/fulgurite (.+)", (ROOT / "Makefile").read_text())
-    printed = ""
-    for command in commands:
+    for command, part in zip(commands, ("demo fit", "demo test"), strict=True):
+        shown = between(part).removeprefix("```text\n").removesuffix("\n```")
         outcome = fulgurite_cli(*shlex.split(command))
         assert outcome.code == 0, outcome.err
-        printed += outcome.out
-    assert numbers(printed) == pytest.approx(numbers(shown), abs=0.01), "run `make demo` and copy its output"
-    assert len(numbers(shown)) > 6
-
-    def outline(text):
-        return [
-            re.sub(r"\d{8}-\d{6}-\d+|[\d.]+(e-\d+)?", "#", line)
-            for line in text.strip("`\n").removeprefix("text\n").splitlines()
-        ]
-
-    assert outline(printed) == outline(shown)
+        # Other processors round differently: a few samples of 600 may be decided otherwise.
+        assert numbers(outcome.out) == pytest.approx(numbers(shown), abs=0.1), "run `make demo` and copy its output"
+        assert len(numbers(shown)) >= 5
+        assert outline(outcome.out) == outline(shown)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +58,22 @@ def test_links_in_the_docs_lead_somewhere(page):
         assert ((ROOT / page).parent / target).exists(), target
 
 
-def test_the_python_example_runs(workspace):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+@pytest.mark.parametrize("page", ["README.md", "docs/methods/rocp.md"])
+def test_the_python_examples_run(workspace, page):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    exec(compile(code, page, "exec"), {})
 
 
 def commands_of(page):
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("fulgurite ")]
     return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def test_the_commands_of_a_methods_page_run(fulgurite_cli):
+    for command in commands_of("docs/methods/rocp.md"):
+        outcome = fulgurite_cli(*command)
+        assert outcome.code == 0, (command, outcome.err)
 
 
 def test_the_commands_of_the_readme_run(fulgurite_cli):
