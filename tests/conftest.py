@@ -88,3 +88,29 @@ def reference_folder() -> Callable[[str], Path]:
         return base / slug
 
     return folder
+
+
+@pytest.fixture
+def assert_equal_state() -> Callable[[Path, Path], None]:
+    """Assert that two checkpoint files hold the same bits: weights, optimisers, schedulers, random state, progress."""
+
+    def equal(one: object, other: object, where: str) -> None:
+        if isinstance(one, torch.Tensor):
+            assert torch.equal(one, other), where
+        elif isinstance(one, dict):
+            assert one.keys() == other.keys(), where
+            for key in one:
+                equal(one[key], other[key], f"{where}.{key}")
+        elif isinstance(one, list):
+            assert len(one) == len(other), where
+            for position, pair in enumerate(zip(one, other, strict=True)):
+                equal(*pair, f"{where}.{position}")
+        else:
+            assert one == other, where
+
+    def compare(one: Path, other: Path) -> None:
+        states = [torch.load(path, weights_only=True) for path in (one, other)]
+        for part in ("state_dict", "optimizer_states", "lr_schedulers", "random_state", "epoch", "global_step"):
+            equal(states[0][part], states[1][part], part)
+
+    return compare

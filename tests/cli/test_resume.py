@@ -27,35 +27,13 @@ def last(root):
     return link / "checkpoints" / "last.ckpt"
 
 
-def assert_equal_state(one, other):
-    """The weights, optimisers, schedulers, random state and progress of two checkpoints are the same to the bit."""
-    one, other = (torch.load(path, weights_only=True) for path in (one, other))
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "random_state", "epoch", "global_step"):
-        assert_equal(one[part], other[part], part)
-
-
-def assert_equal(one, other, where):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_equal(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, list):
-        assert len(one) == len(other), where
-        for position, pair in enumerate(zip(one, other, strict=True)):
-            assert_equal(*pair, f"{where}.{position}")
-    else:
-        assert one == other, where
-
-
 @pytest.fixture(params=[0, 2], ids=["no workers", "two workers"])
 def workers(request):
     return ("--data.num_workers", str(request.param))
 
 
 @pytest.mark.parametrize("slug", METHODS)
-def test_resuming_is_exact_at_the_end_of_an_epoch_and_in_the_middle(fulgurite_cli, slug, workers):
+def test_resuming_is_exact_at_the_end_of_an_epoch_and_in_the_middle(fulgurite_cli, slug, workers, assert_equal_state):
     base = ("fit", "--config", f"{slug}/smoke", *workers, "--trainer.default_root_dir")
     epochs = epochs_of(slug)
     middle = ("--trainer.callbacks+=" + MID_EPOCH, "--trainer.callbacks.dirpath=middle")
@@ -105,7 +83,9 @@ def test_checkpoint_every_writes_the_newest_state_between_epochs(fulgurite_cli, 
     ("signum", "code", "what"),
     [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C"), (signal.SIGKILL, -9, "")],
 )
-def test_a_run_that_a_signal_ends_goes_on_to_the_same_result(fulgurite_cli, workspace, signum, code, what):
+def test_a_run_that_a_signal_ends_goes_on_to_the_same_result(
+    fulgurite_cli, workspace, signum, code, what, assert_equal_state
+):
     base = ("--config", "rocp/smoke", "--trainer.max_epochs", "400")
     process = subprocess.Popen(
         [sys.executable, "-m", "fulgurite.cli", "fit", *base, "--checkpoint_every", "3"],
