@@ -91,6 +91,7 @@ class ConformalCalibration(Callback):
         quantiles: levels of the loss quantiles to log.
         sweep: levels of alpha for the figure of loss against alpha; empty leaves it out.
         store: keep the calibration data's logits in the checkpoint; a pass over them for every checkpoint written.
+        recalibrate: calibrate anew at a test, also where the checkpoint holds a calibration: on other data, say.
         seed: of randomised scores.
         name: tells several of these callbacks apart; metrics become ``test/<name>_<arm>_...``.
 
@@ -115,6 +116,7 @@ class ConformalCalibration(Callback):
         quantiles: Sequence[float] = (0.95,),
         sweep: Sequence[float] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
         store: bool = True,
+        recalibrate: bool = False,
         seed: int = 0,
         name: str = "",
     ) -> None:
@@ -139,7 +141,7 @@ class ConformalCalibration(Callback):
         self.inputs, self.labels, self.output, self.call = inputs, labels, output, call
         self.temperature = temperature
         self.quantiles, self.sweep = list(quantiles), list(sweep)
-        self.store, self.seed, self.name = store, seed, name
+        self.store, self.recalibrate, self.seed, self.name = store, recalibrate, seed, name
         for arm in self.arms:
             if not arm.replace("_", "").isalnum():
                 raise ValueError(
@@ -241,10 +243,13 @@ class ConformalCalibration(Callback):
                 outputs[f"{name}_action"] = decision.predict(p, index)
 
     def _ensure_calibrated(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._up_to_date:
+        source = "kept with these weights"
+        if self.recalibrate or not self._up_to_date:
             self._calibrate(trainer, pl_module)
+            source = "computed now"
         assert self._calibration is not None
-        log.info("conformal calibration on %d samples, alpha %g", len(self._calibration[1]), self.alpha)
+        n = len(self._calibration[1])
+        log.info("conformal calibration on %d samples, %s; alpha %g", n, source, self.alpha)
 
     def _calibrate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass the calibration data through the model; every rank takes its share and gets the whole."""

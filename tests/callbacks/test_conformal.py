@@ -161,6 +161,18 @@ def test_a_loaded_checkpoint_is_tested_without_calibration_data(tmp_path):
         trainer(tmp_path, conformal()).test(module, datamodule=NoCalibration(data), verbose=False)
 
 
+def test_other_data_are_calibrated_on_when_asked_for(tmp_path):
+    seed_everything(0)
+    data, noisy = DigitsHazard(seed=0), DigitsHazard(seed=0, noise=9.0)
+    module = Classifier(n_classes=4, n_features=64, label_groups=data.label_groups)
+    trainer(tmp_path, conformal(), RunCheckpoint(tmp_path, "last")).fit(module, datamodule=data)
+    for recalibrate in (False, True):
+        callback = conformal(recalibrate=recalibrate)
+        trainer(tmp_path, callback).test(module, datamodule=noisy, ckpt_path=tmp_path / "last.ckpt", verbose=False)
+        p, _ = probabilities(module, noisy if recalibrate else data, "calibration")
+        torch.testing.assert_close(callback.state_dict()["logits"].double().softmax(-1), p, atol=1e-6, rtol=0)
+
+
 def test_training_on_makes_a_calibration_stale(tmp_path):
     seed_everything(0)
     data = DigitsHazard(seed=0, batch_size=50)
