@@ -15,6 +15,7 @@ from fulgurite.callbacks import CLASSES as CALLBACKS
 from fulgurite.command_line.configs import Layer, imported_object
 
 MAXIMUM_LINES = 10
+TRACEBACK_VARIABLE = "FULGURITE_TRACEBACK"
 PACKAGE_ROOT = Path(fulgurite.__file__).resolve().parent
 
 
@@ -99,8 +100,11 @@ def explain_construction_error(
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
-    cause = next((one for one in chain if one.__traceback__ and is_deliberate(one)), chain[-1])
+    ours = next((one for one in chain if one.__traceback__ and is_deliberate(one)), None)
+    cause = ours or chain[-1]
     text = str(cause) or type(cause).__name__
+    if ours is None:
+        text += f"\n{TRACEBACK_VARIABLE}=1 shows where this {type(cause).__name__} was raised"
     name = text.partition(" ")[0]
     for section in ("model", "data"):
         group = config.get(section) or {}

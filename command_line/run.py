@@ -12,12 +12,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from fulgurite.callbacks.reproducibility import NonFiniteError
 from fulgurite.command_line.app import FulguriteCLI, Session
 from fulgurite.command_line.arguments import prepare
-from fulgurite.command_line.errors import UsageError, explain_load_error, is_deliberate, print_error
+from fulgurite.command_line.errors import TRACEBACK_VARIABLE, UsageError, explain_load_error, is_deliberate, print_error
 from fulgurite.command_line.output import process_rank, set_up_output
 from fulgurite.command_line.runs import CHECKPOINT_FOLDER
 from fulgurite.command_line.trust import allow_imports
 
-TRACEBACK_VARIABLE = "FULGURITE_TRACEBACK"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
