@@ -6,6 +6,7 @@ from typing import Any
 from fulgurite import import_lazily
 
 CLASSES: Mapping[str, str] = {
+    "Arm": "fulgurite.callbacks.conformal",
     "AtomicCheckpointIO": "fulgurite.callbacks.reproducibility",
     "ConformalCalibration": "fulgurite.callbacks.conformal",
     "FigureSaver": "fulgurite.callbacks.reporting",

@@ -14,8 +14,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
+from fulgurite.callbacks.conformal_data import (
+    checked_logits,
+    fixed_indices,
+    gather_in_order,
+    gather_shards,
+    only_loader,
+    sampler_of_test,
+    weights_fingerprint,
+)
 from fulgurite.callbacks.conformal_report import (
     TestedArm,
     critical_pairs,
@@ -59,6 +68,21 @@ class Arm:
     penalty: float | None = None
     free_rank: int = 1
     allow_empty: bool = True
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What is kept of a pass over the calibration data.
+
+    Args:
+        logits: (N, K) float32.
+        labels: (N,).
+        fingerprint: of the weights that gave the logits.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    fingerprint: Tensor
 
 
 class ConformalCalibration(Callback):
@@ -126,15 +150,21 @@ class ConformalCalibration(Callback):
             check_alpha(level)
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature is {temperature}; give a value above 0")
+        if not all(0 <= level <= 1 for level in quantiles):
+            raise ValueError(f"quantiles are {list(quantiles)}; give levels in [0, 1]")
         self.loss: Tensor | None = None
+        self._row_names: list[str] | None = None  # the labels that the loss matrix's file names
         if isinstance(loss_matrix, str):
-            matrix, file_labels, file_actions = read_loss_matrix(Path(loss_matrix).expanduser())
-            label_names, action_names = label_names or file_labels, action_names or file_actions
+            matrix, self._row_names, file_actions = read_loss_matrix(Path(loss_matrix).expanduser())
+            action_names = action_names or file_actions
             self.loss = check_loss(matrix)
         elif loss_matrix is not None:
             self.loss = check_loss(loss_matrix)
         self.alpha = alpha
-        self.arms = arms or {"rocp": Arm()} if self.loss is not None else arms or {"lac": Arm("lac", "maxmin")}
+        default = {"rocp": Arm()} if self.loss is not None else {"lac": Arm("lac", "maxmin")}
+        # In Python an arm may be the mapping that it is in a YAML.
+        given: Mapping[str, Any] = arms or default
+        self.arms = {arm: Arm(**fields) if isinstance(fields, Mapping) else fields for arm, fields in given.items()}
         self.label_names = label_names
         self.action_names = action_names
         self.critical = critical or []
@@ -150,8 +180,7 @@ class ConformalCalibration(Callback):
             self._decision(self.arms[arm])  # refuses arguments that do not go together
 
         self.metric_table: MetricTable | None = None
-        self._calibration: tuple[Tensor, Tensor] | None = None  # logits (N, K) float32, labels (N,)
-        self._up_to_date = False
+        self._calibration: Calibration | None = None
         self._fitted: dict[str, ConformalDecision] = {}
         self._predicted = 0
         self._test: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -160,25 +189,43 @@ class ConformalCalibration(Callback):
     def state_key(self) -> str:
         return f"ConformalCalibration[{self.name}]" if self.name else "ConformalCalibration"
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._order_rows(self.label_names or getattr(pl_module, "class_names", None))
+        if stage == "fit" and self.store:
+            self._calibration_loader(trainer)  # what is missing is missed now, not after the first epoch
+
+    def _order_rows(self, label_names: Sequence[str] | None) -> None:
+        """Put the rows of a loss matrix that names its labels into the order of the labels."""
+        if self._row_names is None or self.loss is None:
+            return
+        names = list(label_names or self._row_names)
+        if sorted(names) != sorted(self._row_names):
+            raise ValueError(f"the loss matrix's file has the labels {self._row_names}, the classifier has {names}")
+        self.loss = self.loss[[self._row_names.index(name) for name in names]]
+        self._row_names = self.label_names = names
+
     def state_dict(self) -> dict[str, Any]:
-        if self._calibration is None or not self._up_to_date:
-            return {}
-        logits, labels = self._calibration
-        return {"logits": logits, "labels": labels}
+        return {} if self._calibration is None else asdict(self._calibration)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict:
-            self._calibration = (state_dict["logits"], state_dict["labels"])
-            self._up_to_date = True
+            self._calibration = Calibration(**state_dict)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.store and trainer.state.fn == "fit" and not trainer.interrupted and not self._up_to_date:
+        if not self.store or trainer.state.fn != "fit" or trainer.interrupted:
+            checkpoint["callbacks"].pop(self.state_key, None)  # it would be that of earlier weights
+            return
+        if not self._is_of(pl_module):
             self._calibrate(trainer, pl_module)
-            # The Trainer has asked for the states already, before any callback knew that a checkpoint is due.
-            checkpoint["callbacks"][self.state_key] = self.state_dict()
+        # The Trainer has asked for the states already, before any callback knew that a checkpoint is due.
+        checkpoint["callbacks"][self.state_key] = self.state_dict()
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        self._up_to_date = False  # the weights are about to change
+    def _is_of(self, pl_module: LightningModule) -> bool:
+        """Whether there is a calibration, and it was made with the module's present weights."""
+        if self._calibration is None:
+            return False
+        kept, present = self._calibration.fingerprint, weights_fingerprint(pl_module)
+        return kept.shape == present.shape and torch.allclose(kept, present, rtol=1e-6, atol=0, equal_nan=True)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._test = []
@@ -200,21 +247,26 @@ class ConformalCalibration(Callback):
     ) -> None:
         if dataloader_idx:
             raise ValueError("ConformalCalibration tests one data loader; give the others a run of their own")
-        logits = self._logits_in(outputs)
-        if logits is None:
-            logits = self._forward(trainer, pl_module, batch)
         labels = self._labels_of(batch)
+        logits = self._logits_of_step(trainer, pl_module, outputs, batch)
+        if len(logits) != len(labels):
+            raise ValueError(f"the test step gives {len(logits)} rows of logits for {len(labels)} labels")
         seen = sum(len(part[0]) for part in self._test)
         local = torch.arange(seen, seen + len(labels))
-        loaders: Any = trainer.test_dataloaders
-        split = isinstance(getattr(loaders, "sampler", None), DistributedSampler)
+        split = sampler_of_test(trainer) is not None
         positions = local * trainer.world_size + trainer.global_rank if split else local
         self._test.append((positions, logits.float().cpu(), labels.cpu()))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loaders: Any = trainer.test_dataloaders
+        if not self._test:
+            return  # no batch was tested
         positions, logits, labels = (torch.cat(parts) for parts in zip(*self._test, strict=True))
-        logits, labels = gather_in_order(trainer, positions, logits, labels, limit=_length(loaders, trainer))
+        sampler = sampler_of_test(trainer)
+        if sampler is not None or trainer.world_size == 1:
+            n = None if sampler is None else len(sampler.dataset)  # type: ignore[arg-type]
+            logits, labels = gather_in_order(trainer, positions, logits, labels, limit=n)
+        else:
+            logits, labels = gather_shards(trainer, logits, labels)
         self._test = []
         self._report(trainer, pl_module, self._probabilities(logits), labels)
 
@@ -229,9 +281,7 @@ class ConformalCalibration(Callback):
     ) -> None:
         if not isinstance(outputs, dict):
             return
-        logits = self._logits_in(outputs)
-        if logits is None:
-            logits = self._forward(trainer, pl_module, batch)
+        logits = self._logits_of_step(trainer, pl_module, outputs, batch)
         p = self._probabilities(logits.float().cpu())
         # The Trainer gives rank r the samples r, r + ranks, ...
         index = trainer.global_rank + trainer.world_size * torch.arange(self._predicted, self._predicted + len(p))
@@ -244,65 +294,74 @@ class ConformalCalibration(Callback):
 
     def _ensure_calibrated(self, trainer: Trainer, pl_module: LightningModule) -> None:
         source = "kept with these weights"
-        if self.recalibrate or not self._up_to_date:
+        if self.recalibrate or not self._is_of(pl_module):
             self._calibrate(trainer, pl_module)
             source = "computed now"
         assert self._calibration is not None
-        n = len(self._calibration[1])
+        n = len(self._calibration.labels)
         log.info("conformal calibration on %d samples, %s; alpha %g", n, source, self.alpha)
 
     def _calibrate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass the calibration data through the model; every rank takes its share and gets the whole."""
-        loader = self._calibration_loader(trainer)
-        n = len(loader.dataset)  # type: ignore[arg-type]
-        if n == 0:
-            raise ValueError("the calibration set is empty")
+        loader, chosen = self._calibration_loader(trainer)
         # Every rank takes the same number of samples, so that a sharded model is called equally often on each; what
         # is taken twice is dropped by its position.
-        share = -(-n // trainer.world_size)
-        positions = [(trainer.global_rank + step * trainer.world_size) % n for step in range(share)]
+        share = -(-len(chosen) // trainer.world_size)
+        positions = [(trainer.global_rank + step * trainer.world_size) % len(chosen) for step in range(share)]
         own = DataLoader(
             loader.dataset,
-            batch_size=loader.batch_size or 64,
-            sampler=positions,
+            batch_size=loader.batch_size,
+            sampler=[chosen[position] for position in positions],
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
             generator=torch.Generator(),
         )
-        training = [module for module in pl_module.modules() if module.training]
+        training, stage = [module for module in pl_module.modules() if module.training], trainer.state.stage
         pl_module.eval()
+        if trainer.state.fn == "fit":
+            trainer.validating = True  # a hook that augments training batches leaves these alone
         parts = []
         with torch.no_grad():
             for batch in own:
-                batch = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
                 batch = trainer.precision_plugin.convert_input(batch)
-                logits = self._forward(trainer, pl_module, batch)
-                parts.append((logits.float().cpu(), self._labels_of(batch).cpu()))
+                batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+                parts.append((self._forward(trainer, pl_module, batch).float().cpu(), self._labels_of(batch).cpu()))
+        trainer.state.stage = stage
         for module in training:
             module.training = True
         logits, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        self._calibration = gather_in_order(trainer, torch.tensor(positions), logits, labels, limit=n)
-        self._up_to_date = True
+        if len(logits) != len(labels):
+            raise ValueError(f"the model gives {len(logits)} rows of logits for {len(labels)} labels")
+        if self.loss is not None:
+            check_loss(self.loss, logits.shape[1])  # during the fit, not only at its test
+        logits, labels = gather_in_order(trainer, torch.tensor(positions), logits, labels, limit=len(chosen))
+        self._calibration = Calibration(logits, labels, weights_fingerprint(pl_module))
 
-    def _calibration_loader(self, trainer: Trainer) -> DataLoader[Any]:
+    def _calibration_loader(self, trainer: Trainer) -> tuple[DataLoader[Any], list[int]]:
+        """The loader of the calibration data, and the indices of its samples in a fixed order."""
         data: Any = getattr(trainer, "datamodule", None)
         train: Any = getattr(trainer, "train_dataloader", None)
         if hasattr(data, "calibration_dataloader"):
-            loader: DataLoader[Any] = data.calibration_dataloader()
+            loader = only_loader(data.calibration_dataloader())
         else:
             source: Any = trainer.val_dataloaders
             if source is None and data is not None and is_overridden("val_dataloader", data):
                 source = data.val_dataloader()
-            if not isinstance(source, DataLoader):
+            loader = only_loader(source)
+            if loader is None:
                 raise ValueError(
                     "there are no calibration data: give the data module a calibration_dataloader() with labelled "
                     "samples that trained nothing"
                 )
             log.warning("no calibration_dataloader(): calibrating on the validation data, which chose the checkpoint")
-            loader = source
+        if not isinstance(loader, DataLoader):
+            raise ValueError(f"calibration_dataloader() gives a {type(loader).__name__}; give one DataLoader")
         if train is not None and getattr(train, "dataset", None) is loader.dataset:
             log.warning("the calibration data are the training data: the coverage will fall short of 1 - alpha")
-        return loader
+        indices = fixed_indices(loader)
+        if not indices:
+            raise ValueError("the calibration set is empty")
+        return loader, indices
 
     def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> Tensor:
         target: Any = pl_module
@@ -313,28 +372,29 @@ class ConformalCalibration(Callback):
         inputs = self._field(batch, self.inputs, 0, "inputs")
         with torch.no_grad(), trainer.precision_plugin.forward_context():
             output = target(inputs)
-        logits = self._logits_in(output)
+        found = output[0] if isinstance(output, tuple | list) and output else output
+        logits = found if isinstance(found, Tensor) else self._named(found)
         if logits is None:
             raise ValueError(
                 f"the output of {type(target).__name__} is a {type(output).__name__} without {self.output!r}; name the "
                 "key or attribute that holds the logits by output, or the attribute of the module to call by call"
             )
-        return logits
+        return checked_logits(logits)
 
-    def _logits_in(self, output: Any) -> Tensor | None:
-        found = output if isinstance(output, Tensor) and output.ndim == 2 else None
-        if isinstance(output, Mapping):
-            found = output.get(self.output)
-        elif isinstance(output, tuple | list) and output:
-            found = self._logits_in(output[0])
-        elif found is None:
-            found = getattr(output, self.output, None)
-        if found is not None and not torch.isfinite(found).all():
-            raise ValueError("the model's logits are not finite; look at the inputs and the weights")
-        return found
+    def _logits_of_step(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any) -> Tensor:
+        """The logits that a step returned under their name, else those of one more forward pass."""
+        # With `call` the step's logits may be another head's, and a bare tensor may be anything.
+        named = self._named(outputs) if self.call is None and not isinstance(outputs, Tensor) else None
+        return self._forward(trainer, pl_module, batch) if named is None else checked_logits(named)
+
+    def _named(self, output: Any) -> Tensor | None:
+        return output.get(self.output) if isinstance(output, Mapping) else getattr(output, self.output, None)
 
     def _labels_of(self, batch: Any) -> Tensor:
-        return self._field(batch, self.labels, 1, "labels").long()
+        labels = self._field(batch, self.labels, 1, "labels")
+        if labels.is_floating_point() and not torch.equal(labels, labels.round()):
+            raise ValueError("the labels are no whole numbers; give the index of each sample's label")
+        return labels.long()
 
     def _field(self, batch: Any, key: str, position: int, argument: str) -> Tensor:
         if isinstance(batch, Mapping):
@@ -343,6 +403,8 @@ class ConformalCalibration(Callback):
             value = batch[key]
         elif isinstance(batch, tuple | list) and len(batch) > position:
             value = batch[position]
+        elif isinstance(batch, Tensor) and position == 0:
+            value = batch
         else:
             raise ValueError(f"a batch is a {type(batch).__name__}; give a dict or a tuple (inputs, labels)")
         return torch.as_tensor(value)
@@ -351,13 +413,13 @@ class ConformalCalibration(Callback):
         return (logits.double() / self.temperature).softmax(-1)
 
     def _decision(self, arm: Arm, **changes: Any) -> ConformalDecision:
-        fields = {**asdict(arm), "alpha": arm.alpha or self.alpha, "loss": self.loss, "seed": self.seed, **changes}
-        return ConformalDecision(**fields)
+        alpha = self.alpha if arm.alpha is None else arm.alpha
+        return ConformalDecision(**{**asdict(arm), "alpha": alpha, "loss": self.loss, "seed": self.seed, **changes})
 
     def _fit(self, arm: Arm, **changes: Any) -> ConformalDecision:
         assert self._calibration is not None
-        logits, labels = self._calibration
-        return self._decision(arm, **changes).fit(self._probabilities(logits), labels)
+        kept = self._calibration
+        return self._decision(arm, **changes).fit(self._probabilities(kept.logits), kept.labels)
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, p: Tensor, labels: Tensor) -> None:
         names = self._names(pl_module, p.shape[1])
@@ -389,29 +451,3 @@ class ConformalCalibration(Callback):
             if len(names) != number and number:
                 raise ValueError(f"{what} has {len(names)} names, {number} are needed")
         return list(labels), list(actions)
-
-
-def gather_in_order(
-    trainer: Trainer, positions: Tensor, logits: Tensor, labels: Tensor, limit: int | None
-) -> tuple[Tensor, Tensor]:
-    """The samples of all ranks in the order of their positions, each once; those from ``limit`` on are a sampler's
-    padding.
-    """
-    parts = [(positions, logits, labels)]
-    if trainer.world_size > 1:
-        parts = [(positions, logits, labels)] * trainer.world_size
-        torch.distributed.all_gather_object(parts, (positions, logits, labels))
-    positions, logits, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    order = positions.argsort(stable=True)
-    positions = positions[order]
-    kept = torch.ones(len(order), dtype=torch.bool)
-    kept[1:] = positions[1:] != positions[:-1]
-    if limit is not None:
-        kept &= positions < limit
-    return logits[order][kept], labels[order][kept]
-
-
-def _length(loader: Any, trainer: Trainer) -> int | None:
-    """Number of samples of a test loader, where it is known and all of them are used."""
-    split = isinstance(getattr(loader, "sampler", None), DistributedSampler)
-    return len(loader.dataset) if split and trainer.limit_test_batches == 1.0 else None

@@ -94,7 +94,9 @@ def measure(
         for by in ("label", "size"):
             by_stratum = _value(StratifiedCoverage(n_labels, by), sets=arm.sets, labels=arm.labels)
             strata = by_stratum if by == "label" else by_stratum[1:]  # an empty set never covers
-            row[f"worst_{by}_coverage"] = strata[~strata.isnan()].min().item()
+            strata = strata[~strata.isnan()]
+            if len(strata):
+                row[f"worst_{by}_coverage"] = strata.min().item()
             if by == "label":
                 row |= {
                     f"coverage_{_metric_name(name)}": value

@@ -50,7 +50,6 @@ from fulgurite.command_line.runs import (
 )
 from fulgurite.command_line.trust import refuse_functions
 from fulgurite.datamodules import SIZES
-from fulgurite.modules.base import Method
 from fulgurite.storage import point_link, write_text
 
 log = logging.getLogger(__name__)
@@ -254,8 +253,8 @@ class FulguriteCLI(LightningCLI):
 
     def _checkpoints(self, folder: Path) -> list[Callback]:
         callbacks: list[Callback] = []
-        if isinstance(self.model, Method):
-            callbacks.append(RunCheckpoint(folder, "best", self.model.monitor, self.model.mode))
+        if monitor := getattr(self.model, "monitor", None):
+            callbacks.append(RunCheckpoint(folder, "best", monitor, getattr(self.model, "mode", "min")))
         if steps := self.options["checkpoint_every"]:
             callbacks.append(RunCheckpoint(folder, "last", every_n_train_steps=steps))
         return [*callbacks, RunCheckpoint(folder, "last")]

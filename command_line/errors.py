@@ -49,14 +49,21 @@ def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str],
     path = list(re.findall(r'Parser key "([^"]+)"', text))
     class_path = _last(r"Problem with given class_path '([^']+)'", text)
 
-    if denied := re.search(r"Importing '([^']+)' is not allowed", text):
-        name = denied[1]
+    # Of the branches of a union the parser also tries names that nobody wrote.
+    written = " ".join([*argv, *(layer.text for layer in layers)])
+    denied = [name for name in re.findall(r"Importing '([^']+)' is not allowed", text) if name in written]
+    if denied:
+        name = denied[0]
         return _place(path, layers, argv) + (
             f"{name!r} is outside the packages that a config may name\n"
             f"a config is code: if you trust this one, add --trust {name.rpartition('.')[0]}"
         )
-    if option := _last(r"Option '([^']+)' is not accepted", text):
-        owner = _class_with_option_error(text) or class_path
+    if refused := re.search(r"Option '([^']+)' is not accepted", text):
+        # The first is the one of the class that the user named; the base class of a union comes after it.
+        option = refused[1]
+        owner = _class_with_option_error(text) or _last(
+            r"Problem with given class_path '([^']+)'", text[: refused.start()]
+        )
         return _place([*path, option], layers, argv) + (
             f"{_short(owner)} has no argument {option!r}{nearest(option, _arguments_of(owner))}"
         )
@@ -79,8 +86,18 @@ def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str],
         if not set(names.split(", ")) <= {"model", "data"}:
             return _place(path, layers, argv) + f"{names} not given"
         return f"{names} not given; name a --config (`fulgurite list` shows them), or --model and --data"
+    if absent := re.search(r"No module named '([^']+)'", text):
+        return _place(path, layers, argv) + (
+            f"there is no module {absent[1]!r}\n"
+            "a module of your own must be installed, or on the path: PYTHONPATH=. fulgurite ..."
+        )
     if required := _last(r"Key \"?'?([\w.]+)\"?'? is required", text):
         return _place([*path, required], layers, argv) + f"{_short(class_path)} needs {required.rpartition('.')[2]!r}"
+    if literal := re.search(r"Expected an? typing\.Literal\[(.+)\]\. Got value: (.+)", text):
+        choices = re.findall(r"'([^']+)'", literal[1])
+        return (
+            _place(path, layers, argv) + f"{literal[2]!r} is none of {', '.join(choices)}{nearest(literal[2], choices)}"
+        )
     expected = [kind for kind in re.findall(r"Expected an? <class '([^']+)'>", text) if kind != "NoneType"]
     if expected and (given := re.search(r"(?:Got value|Given value): (.+)", text)):
         return _place(path, layers, argv) + f"expected {' or '.join(dict.fromkeys(expected))}, got {given[1]}"
@@ -167,8 +184,11 @@ def _place(path: Sequence[str], layers: Sequence[Layer], argv: Sequence[str]) ->
     keys = [key for part in path for key in part.split(".")]
     shown = ".".join(keys)
     flags = [word.partition("=")[0].lstrip("-").rstrip("+") for word in argv if word.startswith("--")]
-    if any(flag == keys[0] or (flag.startswith(f"{keys[0]}.") and flag.endswith(keys[-1])) for flag in flags):
-        return f"command line, {shown}: "
+    for flag in flags:
+        names_key = flag.startswith(f"{keys[0]}.") and flag.endswith(keys[-1])
+        holds_key = "." in flag and shown.startswith(f"{flag}.")
+        if flag == keys[0] or names_key or holds_key:
+            return f"command line, {shown}: "
     for layer in reversed(layers):
         if line := layer.line_of(keys):
             return f"{layer.name}, line {line}, {shown}: "

@@ -39,7 +39,9 @@ def print_table() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("slug", "paper", "module", "data", "configs", "claim", show_lines=len(METHODS) > 1)
+    table = Table(show_lines=len(METHODS) > 1)
+    for header in ("slug", "paper", "module", "data", "configs", "claim"):
+        table.add_column(header, overflow="fold")
     for record in METHODS.values():
         table.add_row(
             record.slug,

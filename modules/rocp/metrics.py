@@ -125,7 +125,7 @@ class DecisionLoss(Metric):
         losses = torch.cat(self.losses) if isinstance(self.losses, list) else self.losses
         found = {"loss": losses.mean()}
         for level in self.quantiles:
-            found[f"loss_q{round(100 * level):02d}"] = losses.quantile(level, interpolation="higher")
+            found[f"loss_q{100 * level:g}".replace(".", "_")] = losses.quantile(level, interpolation="higher")
         return found
 
 

@@ -1,5 +1,6 @@
 import csv
 import logging
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, WeightedRandomSampler
 
 from fulgurite.callbacks import ConformalCalibration, RunCheckpoint
-from fulgurite.callbacks.conformal import Arm, gather_in_order
+from fulgurite.callbacks.conformal import Arm
+from fulgurite.callbacks.conformal_data import fixed_indices, gather_in_order
 from fulgurite.callbacks.conformal_report import read_loss_matrix
 from fulgurite.datamodules import DigitsHazard
 from fulgurite.modules import Classifier, ConformalDecision
@@ -161,6 +164,17 @@ def test_a_loaded_checkpoint_is_tested_without_calibration_data(tmp_path):
         trainer(tmp_path, conformal()).test(module, datamodule=NoCalibration(data), verbose=False)
 
 
+def test_a_loss_matrix_of_the_wrong_size_stops_the_fit_at_its_first_checkpoint(tmp_path):
+    module, wrong = Classifier(n_classes=4, n_features=64), ConformalCalibration([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match=r"shape \(2, 2\), expected \(4, actions\)"):
+        trainer(tmp_path, wrong, RunCheckpoint(tmp_path, "last")).fit(module, datamodule=DigitsHazard())
+
+
+def test_arms_in_python_may_be_the_mappings_that_they_are_in_yaml():
+    callback = conformal(arms={"lac": {"score": "lac", "rule": "maxmin"}, "rocp": Arm()})
+    assert callback.arms == {"lac": Arm("lac", "maxmin"), "rocp": Arm()}
+
+
 def test_other_data_are_calibrated_on_when_asked_for(tmp_path):
     seed_everything(0)
     data, noisy = DigitsHazard(seed=0), DigitsHazard(seed=0, noise=9.0)
@@ -181,9 +195,32 @@ def test_training_on_makes_a_calibration_stale(tmp_path):
     run.test(module, datamodule=data, verbose=False)
     before = callback.state_dict()["logits"]
     run.fit(module, datamodule=data)
-    assert callback.state_dict() == {}
     run.test(module, datamodule=data, verbose=False)
     assert not torch.equal(callback.state_dict()["logits"], before)
+
+
+def test_a_callback_that_is_used_again_forgets_the_other_model(tmp_path):
+    used, fresh = ConformalCalibration(alpha=0.2), ConformalCalibration(alpha=0.2)
+    trainer(tmp_path, used).test(Stranger(lambda x: 8 * x), datamodule=PairData(), verbose=False)
+    module = Stranger(lambda x: x)
+    module.head.weight.data *= 0.5
+    found = [
+        trainer(tmp_path, callback).test(module, datamodule=PairData(), verbose=False) for callback in (used, fresh)
+    ]
+    assert found[0] == found[1]
+
+
+def test_averaged_weights_are_tested_with_their_own_calibration(tmp_path):
+    seed_everything(0)
+    data = DigitsHazard(seed=0, batch_size=50)
+    module = Classifier(n_classes=4, n_features=64, optimizer=partial(torch.optim.Adam, lr=0.05))
+    average = EMAWeightAveraging(decay=0.9)
+    trainer(tmp_path, average, conformal(), RunCheckpoint(tmp_path, "last"), max_epochs=2).fit(module, datamodule=data)
+    fresh = Classifier(n_classes=4, n_features=64)
+    callback = conformal()
+    trainer(tmp_path, callback).test(fresh, datamodule=data, ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    p, _ = probabilities(fresh, data, "calibration")
+    torch.testing.assert_close(callback.state_dict()["logits"].double().softmax(-1), p, atol=1e-6, rtol=0)
 
 
 def test_validation_data_take_the_place_of_missing_calibration_data_with_a_warning(trained, tmp_path, caplog):
@@ -300,6 +337,147 @@ def test_predictions_gain_sets_and_actions(tmp_path):
     sets, actions = decision.decide((4 * test.x).double().softmax(-1))
     assert torch.equal(joined["rocp_set"], sets)
     assert torch.equal(joined["rocp_action"], actions)
+
+
+class Sampled(PairData):
+    """A calibration loader that takes a part of its data set by a sampler."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def calibration_dataloader(self):
+        return self.loader
+
+
+def test_a_subset_sampler_of_the_calibration_loader_is_respected(tmp_path):
+    chosen = [70, 3, 41, 8]
+    callback = ConformalCalibration(alpha=0.2)
+    loader = DataLoader(Pairs(80, 1), batch_size=3, sampler=SubsetRandomSampler(chosen))
+    before = torch.get_rng_state()
+    assert fixed_indices(loader) == sorted(chosen)
+    assert torch.equal(torch.get_rng_state(), before), "nothing is drawn from the sampler"
+    trainer(tmp_path, callback).test(Stranger(lambda x: x), datamodule=Sampled([loader]), verbose=False)
+    assert callback.state_dict()["labels"].tolist() == Pairs(80, 1).y[sorted(chosen)].tolist()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (
+            DataLoader(Pairs(9, 1), sampler=WeightedRandomSampler([1.0], 9)),
+            "has a WeightedRandomSampler; give it a",
+        ),
+        (DataLoader(Stream()), "needs a data set with a length"),
+        (DataLoader(Pairs(9, 1), batch_size=None), "needs a data set with a length and a batch size"),
+        (DataLoader(Pairs(0, 1), batch_size=2), "the calibration set is empty"),
+        ([DataLoader(Pairs(9, 1)), DataLoader(Pairs(9, 1))], "gives a list; give one DataLoader"),
+    ],
+)
+def test_calibration_loaders_that_cannot_be_passed_in_order_are_refused(tmp_path, loader, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, ConformalCalibration(alpha=0.2)).test(
+            Stranger(lambda x: x), datamodule=Sampled(loader), verbose=False
+        )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda self, batch: self(batch[0]).softmax(-1),  # a bare tensor may be anything
+        lambda self, batch: {"loss": self(batch[0]).mean(), "scores": self(batch[0])},
+        lambda self, batch: {"logits": self(batch[0])},
+    ],
+)
+def test_what_a_test_step_returns_is_taken_for_logits_only_under_their_name(tmp_path, step):
+    class Steps(Stranger):
+        def test_step(self, batch, batch_idx):
+            return step(self, batch)
+
+    found = [
+        trainer(tmp_path, ConformalCalibration(alpha=0.2)).test(module, datamodule=PairData(), verbose=False)
+        for module in (Stranger(lambda x: x), Steps(lambda x: x))
+    ]
+    assert found[0] == found[1]
+
+
+def test_rows_of_logits_must_be_those_of_the_batch(tmp_path):
+    class Doubled(Stranger):
+        def test_step(self, batch, batch_idx):
+            return {"logits": self(batch[0]).repeat(2, 1)}
+
+    with pytest.raises(ValueError, match="the test step gives 32 rows of logits for 16 labels"):
+        trainer(tmp_path, ConformalCalibration(alpha=0.2)).test(
+            Doubled(lambda x: x), datamodule=PairData(), verbose=False
+        )
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x[:, :1], lambda x: x[:, :, None], lambda x: x[:, 0]])
+def test_logits_of_another_shape_are_refused_with_their_shape(tmp_path, wrap):
+    with pytest.raises(ValueError, match=r"the logits have shape .*, expected \(samples, labels\)"):
+        trainer(tmp_path, ConformalCalibration(alpha=0.2)).test(Stranger(wrap), datamodule=PairData(), verbose=False)
+
+
+def test_transfer_hooks_act_on_calibration_batches_too(tmp_path):
+    class Hooked(PairData):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return 3 * batch[0], batch[1]
+
+    callback = ConformalCalibration(alpha=0.2)
+    trainer(tmp_path, callback).test(Stranger(lambda x: x), datamodule=Hooked(), verbose=False)
+    assert torch.allclose(callback.state_dict()["logits"], 12 * Pairs(80, 1).x)
+
+
+def test_rows_of_a_named_loss_matrix_follow_the_classifiers_labels(tmp_path):
+    (tmp_path / "losses.csv").write_text("label,wait,treat\nsick,9,1\nwell,0,2\nold,5,5\n")
+    module = Stranger(lambda x: x)
+    module.class_names = ["well", "sick", "old"]
+    callback = ConformalCalibration(str(tmp_path / "losses.csv"), alpha=0.2)
+    trainer(tmp_path, callback).test(module, datamodule=PairData(), verbose=False)
+    assert callback.loss.tolist() == [[0, 2], [9, 1], [5, 5]]
+    module.class_names = ["a", "b", "c"]
+    with pytest.raises(ValueError, match=r"the loss matrix's file has the labels \['sick', 'well', 'old'\]"):
+        trainer(tmp_path, ConformalCalibration(str(tmp_path / "losses.csv"))).test(
+            module, datamodule=PairData(), verbose=False
+        )
+
+
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path):
+    class Fractions(PairData):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch[0], batch[1] + 0.6
+
+    with pytest.raises(ValueError, match="the labels are no whole numbers"):
+        trainer(tmp_path, ConformalCalibration(alpha=0.2)).test(
+            Stranger(lambda x: x), datamodule=Fractions(), verbose=False
+        )
+
+
+def test_sets_that_are_all_empty_are_reported(tmp_path):
+    callback = ConformalCalibration(alpha=0.99, arms={"lac": Arm("lac", "maxmin")})
+    module = Stranger(lambda x: 8 * x)
+    (metrics,) = trainer(tmp_path, callback, limit_test_batches=1).test(module, datamodule=PairData(), verbose=False)
+    assert metrics["test/lac_size"] < 1
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ("{x: {score: apz}}", "'apz' is none of rocp, rac, lac, aps, raps, socop; did you mean"),
+        ("{x: {scor: aps}}", "Arm has no argument 'scor'; did you mean score?"),
+        ("{x: {alpha: much}}", "expected float, got much"),
+    ],
+)
+def test_a_wrong_arm_on_the_command_line_is_named(fulgurite_cli, arms, message):
+    outcome = fulgurite_cli("fit", "--config", "rocp/cpu", "--trainer.callbacks.arms", arms)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert outcome.err.startswith("error: command line, trainer.callbacks.arms"), outcome.err
 
 
 # ---- what is written
@@ -434,6 +612,8 @@ def test_a_loss_matrix_that_is_no_table_is_refused(tmp_path, text):
         ({"arms": {"a/b": Arm()}}, "arm 'a/b': give a name of letters"),
         ({"arms": {"x": Arm("lac", "plug_in")}}, "rule 'plug_in' is ROCP's or RAC's own action"),
         ({"arms": {"x": Arm(alpha=2.0)}}, "alpha is 2.0"),
+        ({"arms": {"x": Arm(alpha=0)}}, "alpha is 0"),
+        ({"quantiles": [95]}, r"quantiles are \[95\]"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message):

@@ -253,6 +253,32 @@ def test_a_checkpoint_beyond_the_limit_is_a_usage_error(fulgurite_cli):
     assert (latest() / "config.yaml").read_text() == config
 
 
+def test_a_module_of_ones_own_runs_when_trusted_and_names_its_best_metric(fresh_process, workspace):
+    Path("mine.py").write_text(
+        "import torch\nfrom lightning.pytorch import LightningModule\nfrom torch.utils.data import DataLoader\n"
+        "class Net(LightningModule):\n    monitor = 'val/loss'\n    def __init__(self, width: int = 2):\n"
+        "        super().__init__()\n        self.layer = torch.nn.Linear(3, width)\n"
+        "    def training_step(self, batch, batch_idx):\n        return self.layer(batch).square().mean()\n"
+        "    def validation_step(self, batch, batch_idx):\n"
+        "        self.log('val/loss', self.layer(batch).square().mean())\n"
+        "    def train_dataloader(self):\n        return DataLoader(torch.randn(8, 3))\n"
+        "    val_dataloader = train_dataloader\n"
+        "    def configure_optimizers(self):\n        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+    )
+    Path("mine.yaml").write_text("model: {class_path: mine.Net, init_args: {width: 4}}\ntrainer: {max_epochs: 2}\n")
+    fit = ("fit", "--config", "mine.yaml", "--trust", "mine", "--trainer.accelerator", "cpu")
+    outcome = fresh_process(*fit, PYTHONPATH=str(workspace))
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in Path("runs/net/mine/latest/checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_a_module_that_is_not_on_the_path_is_named(fulgurite_cli):
+    outcome = fulgurite_cli("fit", "--trust", "nowhere_at_all", "--model", "nowhere_at_all.Net")
+    assert outcome.code == 2
+    assert "there is no module 'nowhere_at_all'" in outcome.err
+    assert "PYTHONPATH=. fulgurite" in outcome.err
+
+
 def test_a_saved_config_is_a_config_of_the_same_experiment(fitted):
     outcome = fitted("fit", "--config", str(latest() / "config.yaml"))
     assert outcome.code == 0, outcome.err

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -77,14 +76,9 @@ def test_the_commands_of_a_methods_page_run(fulgurite_cli):
 
 
 def test_the_commands_of_the_readme_run(fulgurite_cli):
-    Path("my_changes.yaml").write_text(
-        "data: {class_path: fulgurite.datamodules.DigitsHazard, init_args: {noise: 2}}\n"
-    )
     commands = commands_of("README.md")
     assert len(commands) >= 7
     for command in commands:
         short = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1"] if command[0] == "fit" else []
-        without_gpu = ["--config", "trainer/cpu"] if "trainer/gpu" in command else []
-        precision = ["--trainer.precision", "32-true"] if without_gpu else []
-        outcome = fulgurite_cli(*command, *without_gpu, *short, *precision)
+        outcome = fulgurite_cli(*command, *short)
         assert outcome.code == 0, (command, outcome.err)

@@ -70,7 +70,7 @@ def test_losses_and_their_quantiles(computed, decided):
     assert computed["loss"]["loss"].item() == pytest.approx(losses.mean())
     for level in (0.5, 0.95):
         expected = np.quantile(losses, level, method="higher")
-        assert computed["loss"][f"loss_q{round(100 * level)}"].item() == expected
+        assert computed["loss"][f"loss_q{100 * level:g}"].item() == expected
 
 
 def test_critical_mistakes_in_all_and_by_label(computed, decided):
