@@ -430,7 +430,8 @@ class ConformalCalibration(Callback):
         prefix = f"test/{self.name}_" if self.name else "test/"
         for arm, row in rows.items():
             for metric, value in row.items():
-                self.log(f"{prefix}{arm}_{metric}", value)  # type: ignore[attr-defined]
+                # Every rank has the same value; asked to synchronise, Lightning does not warn that it should be.
+                self.log(f"{prefix}{arm}_{metric}", value, sync_dist=trainer.world_size > 1)  # type: ignore[attr-defined]
         self.metric_table = MetricTable.of(rows, prefix)
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder, stem = Path(trainer.default_root_dir), f"{self.name}_" if self.name else ""
