@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fulgurite.callbacks.conformal_data import (
+    calibration_loader,
     checked_logits,
-    fixed_indices,
     gather_in_order,
     gather_shards,
-    only_loader,
     sampler_of_test,
     weights_fingerprint,
 )
@@ -192,7 +190,7 @@ class ConformalCalibration(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._order_rows(self.label_names or getattr(pl_module, "class_names", None))
         if stage == "fit" and self.store:
-            self._calibration_loader(trainer)  # what is missing is missed now, not after the first epoch
+            calibration_loader(trainer)  # what is missing is missed now, not after the first epoch
 
     def _order_rows(self, label_names: Sequence[str] | None) -> None:
         """Put the rows of a loss matrix that names its labels into the order of the labels."""
@@ -303,7 +301,7 @@ class ConformalCalibration(Callback):
 
     def _calibrate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass the calibration data through the model; every rank takes its share and gets the whole."""
-        loader, chosen = self._calibration_loader(trainer)
+        loader, chosen = calibration_loader(trainer)
         # Every rank takes the same number of samples, so that a sharded model is called equally often on each; what
         # is taken twice is dropped by its position.
         share = -(-len(chosen) // trainer.world_size)
@@ -336,32 +334,6 @@ class ConformalCalibration(Callback):
             check_loss(self.loss, logits.shape[1])  # during the fit, not only at its test
         logits, labels = gather_in_order(trainer, torch.tensor(positions), logits, labels, limit=len(chosen))
         self._calibration = Calibration(logits, labels, weights_fingerprint(pl_module))
-
-    def _calibration_loader(self, trainer: Trainer) -> tuple[DataLoader[Any], list[int]]:
-        """The loader of the calibration data, and the indices of its samples in a fixed order."""
-        data: Any = getattr(trainer, "datamodule", None)
-        train: Any = getattr(trainer, "train_dataloader", None)
-        if hasattr(data, "calibration_dataloader"):
-            loader = only_loader(data.calibration_dataloader())
-        else:
-            source: Any = trainer.val_dataloaders
-            if source is None and data is not None and is_overridden("val_dataloader", data):
-                source = data.val_dataloader()
-            loader = only_loader(source)
-            if loader is None:
-                raise ValueError(
-                    "there are no calibration data: give the data module a calibration_dataloader() with labelled "
-                    "samples that trained nothing"
-                )
-            log.warning("no calibration_dataloader(): calibrating on the validation data, which chose the checkpoint")
-        if not isinstance(loader, DataLoader):
-            raise ValueError(f"calibration_dataloader() gives a {type(loader).__name__}; give one DataLoader")
-        if train is not None and getattr(train, "dataset", None) is loader.dataset:
-            log.warning("the calibration data are the training data: the coverage will fall short of 1 - alpha")
-        indices = fixed_indices(loader)
-        if not indices:
-            raise ValueError("the calibration set is empty")
-        return loader, indices
 
     def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> Tensor:
         target: Any = pl_module

@@ -1,11 +1,13 @@
 """Getting the samples of a calibration or a test together: each once, in a fixed order, on any number of ranks."""
 
 import itertools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -15,6 +17,8 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
 )
+
+log = logging.getLogger(__name__)
 
 
 def weights_fingerprint(module: LightningModule) -> Tensor:
@@ -59,6 +63,39 @@ def gather_shards(trainer: Trainer, logits: Tensor, labels: Tensor) -> tuple[Ten
     if all(answers):
         return parts[0]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def calibration_loader(trainer: Trainer) -> tuple[DataLoader[Any], list[int]]:
+    """The loader of the calibration data, and the indices of its samples in a fixed order.
+
+    Where the data module has no ``calibration_dataloader()`` the validation data take its place, with a warning.
+
+    Raises:
+        ValueError: there are no such data, or they cannot be passed in a fixed order.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    train: Any = getattr(trainer, "train_dataloader", None)
+    if hasattr(data, "calibration_dataloader"):
+        loader = only_loader(data.calibration_dataloader())
+    else:
+        source: Any = trainer.val_dataloaders
+        if source is None and data is not None and is_overridden("val_dataloader", data):
+            source = data.val_dataloader()
+        loader = only_loader(source)
+        if loader is None:
+            raise ValueError(
+                "there are no calibration data: give the data module a calibration_dataloader() with labelled "
+                "samples that trained nothing"
+            )
+        log.warning("no calibration_dataloader(): calibrating on the validation data, which chose the checkpoint")
+    if not isinstance(loader, DataLoader):
+        raise ValueError(f"calibration_dataloader() gives a {type(loader).__name__}; give one DataLoader")
+    if train is not None and getattr(train, "dataset", None) is loader.dataset:
+        log.warning("the calibration data are the training data: the coverage will fall short of 1 - alpha")
+    indices = fixed_indices(loader)
+    if not indices:
+        raise ValueError("the calibration set is empty")
+    return loader, indices
 
 
 def checked_logits(logits: Tensor) -> Tensor:
