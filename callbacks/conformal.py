@@ -301,7 +301,7 @@ class ConformalCalibration(Callback):
 
     def _calibrate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass the calibration data through the model; every rank takes its share and gets the whole."""
-        loader, chosen = calibration_loader(trainer)
+        loader, chosen = calibration_loader(trainer, warn=trainer.state.fn != "fit")  # a fit has warned at its start
         # Every rank takes the same number of samples, so that a sharded model is called equally often on each; what
         # is taken twice is dropped by its position.
         share = -(-len(chosen) // trainer.world_size)
@@ -384,14 +384,14 @@ class ConformalCalibration(Callback):
     def _probabilities(self, logits: Tensor) -> Tensor:
         return (logits.double() / self.temperature).softmax(-1)
 
-    def _decision(self, arm: Arm, **changes: Any) -> ConformalDecision:
+    def _decision(self, arm: Arm) -> ConformalDecision:
         alpha = self.alpha if arm.alpha is None else arm.alpha
-        return ConformalDecision(**{**asdict(arm), "alpha": alpha, "loss": self.loss, "seed": self.seed, **changes})
+        return ConformalDecision(**{**asdict(arm), "alpha": alpha, "loss": self.loss, "seed": self.seed})
 
-    def _fit(self, arm: Arm, **changes: Any) -> ConformalDecision:
+    def _fit(self, arm: Arm) -> ConformalDecision:
         assert self._calibration is not None
         kept = self._calibration
-        return self._decision(arm, **changes).fit(self._probabilities(kept.logits), kept.labels)
+        return self._decision(arm).fit(self._probabilities(kept.logits), kept.labels)
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, p: Tensor, labels: Tensor) -> None:
         names = self._names(pl_module, p.shape[1])

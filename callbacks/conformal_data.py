@@ -65,10 +65,14 @@ def gather_shards(trainer: Trainer, logits: Tensor, labels: Tensor) -> tuple[Ten
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def calibration_loader(trainer: Trainer) -> tuple[DataLoader[Any], list[int]]:
+def calibration_loader(trainer: Trainer, warn: bool = True) -> tuple[DataLoader[Any], list[int]]:
     """The loader of the calibration data, and the indices of its samples in a fixed order.
 
-    Where the data module has no ``calibration_dataloader()`` the validation data take its place, with a warning.
+    Where the data module has no ``calibration_dataloader()`` the validation data take its place.
+
+    Args:
+        trainer: with its data module, or with validation loaders.
+        warn: say so.
 
     Raises:
         ValueError: there are no such data, or they cannot be passed in a fixed order.
@@ -87,7 +91,8 @@ def calibration_loader(trainer: Trainer) -> tuple[DataLoader[Any], list[int]]:
                 "there are no calibration data: give the data module a calibration_dataloader() with labelled "
                 "samples that trained nothing"
             )
-        log.warning("no calibration_dataloader(): calibrating on the validation data, which chose the checkpoint")
+        if warn:
+            log.warning("no calibration_dataloader(): calibrating on the validation data, which chose the checkpoint")
     if not isinstance(loader, DataLoader):
         raise ValueError(f"calibration_dataloader() gives a {type(loader).__name__}; give one DataLoader")
     if train is not None and getattr(train, "dataset", None) is loader.dataset:

@@ -29,11 +29,6 @@ class MethodRecord:
     arxiv: str
     classes: Mapping[str, str]
 
-    @property
-    def main_class(self) -> str:
-        """Name of the main LightningModule."""
-        return next(iter(self.classes))
-
 
 METHODS: Mapping[str, MethodRecord] = {
     record.slug: record

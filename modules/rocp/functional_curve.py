@@ -51,10 +51,6 @@ class Hulls:
     quantile: Tensor
     n_samples: int
 
-    def members(self, loss: Tensor) -> Tensor:
-        """The set (M, K) of each vertex: the labels whose loss under its action does not exceed its quantile."""
-        return loss.T[self.action] <= self.quantile[:, None]
-
 
 def curve_points(probabilities: Tensor, loss: Tensor, curve: Curve) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Points whose lower convex hull is that of V(p, t) over t in [0, 1].

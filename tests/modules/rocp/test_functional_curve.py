@@ -29,6 +29,11 @@ MODES = ("exact", "plus", "global")
 EXAMPLE = [[0, 4, 6], [12, 1, 5], [20, 9, 2]]
 
 
+def members_of(hulls, loss):
+    """The set (M, K) of each vertex: the labels whose loss under its action does not exceed its quantile."""
+    return loss.T[hulls.action] <= hulls.quantile[:, None]
+
+
 def calibrated_price_sets(hulls, labels, test, loss, alpha, mode="exact", class_conditional=False):
     """Calibrate and predict in one step: the sets and the calibrations."""
     calibrations = calibrate_labels(hulls, labels, loss, alpha, mode, class_conditional)
@@ -354,7 +359,7 @@ def test_levels_and_prices_of_a_sample_rise_and_its_last_vertex_covers_all_that_
         matrix = torch.tensor(loss)
         hulls = selector_hulls(torch.tensor(p), matrix, curve)
         assert sorted(set(hulls.sample.tolist())) == list(range(len(p)))
-        members = hulls.members(matrix)
+        members = members_of(hulls, matrix)
         for i, row in enumerate(p):
             own = hulls.sample == i
             assert hulls.price[own][0] == 0
@@ -410,7 +415,7 @@ def test_the_hull_of_the_worked_example():
     np.testing.assert_allclose(hulls.value, [4.5, 6])
     assert hulls.action.tolist() == [1, 2]
     assert hulls.quantile.tolist() == [4, 6]
-    assert hulls.members(loss).tolist() == [[True, True, False], [True, True, True]]
+    assert members_of(hulls, loss).tolist() == [[True, True, False], [True, True, True]]
     assert selected_action(hulls, 0.0).tolist() == [1]
     assert selected_action(hulls, 14.9).tolist() == [1]
     assert selected_action(hulls, torch.inf).tolist() == [2]
@@ -427,7 +432,7 @@ def test_cumulated_probabilities_are_compared_with_a_tolerance():
         for step, beta in enumerate(literal.prices):
             price = float(beta) * (1 + 1e-12)
             at = (hulls.price <= price) & (price < hulls.until)
-            assert torch.equal(hulls.members(loss)[at][0], torch.tensor(literal.sets[0, step])), (tenths, beta)
+            assert torch.equal(members_of(hulls, loss)[at][0], torch.tensor(literal.sets[0, step])), (tenths, beta)
 
 
 # --- By hand ---------------------------------------------------------------------------------------------------------
@@ -440,7 +445,7 @@ def test_zero_one_loss_gives_the_most_probable_label_until_its_odds_are_the_pric
     hulls = selector_hulls(p, loss)
     np.testing.assert_allclose(hulls.price.reshape(4, 2), [[0, 1], [0, 1.5], [0, 4], [0, 2 / 3]])
     np.testing.assert_allclose(hulls.level.reshape(4, 2), [[0.5, 1], [0.6, 1], [0.8, 1], [0.4, 1]])
-    assert hulls.members(loss).int().tolist() == [
+    assert members_of(hulls, loss).int().tolist() == [
         [1, 0, 0], [1, 1, 1], [0, 1, 0], [1, 1, 1], [0, 0, 1], [1, 1, 1], [1, 0, 0], [1, 1, 1],
     ]  # fmt: skip
     assert hulls.action[::2].tolist() == [0, 1, 2, 0]
@@ -589,7 +594,7 @@ def test_one_prohibitive_loss_does_not_blur_the_others():
     large = torch.cat([small, torch.full((3, 1), 1e12, dtype=torch.float64)], 1)
     for curve in CURVES:
         without, with_it = selector_hulls(p, small, curve), selector_hulls(p, large, curve)
-        assert torch.equal(with_it.members(large), without.members(small))
+        assert torch.equal(members_of(with_it, large), members_of(without, small))
 
 
 # --- Parts and bad input ---------------------------------------------------------------------------------------------
