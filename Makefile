@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test faults lint clean
 
 demo: .venv/installed
 	$(BIN)/fulgurite fit --config rocp/cpu
@@ -10,6 +10,9 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
+
+faults: .venv/installed-dev
+	$(BIN)/python -m pytest -m fault
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

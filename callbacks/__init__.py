@@ -11,9 +11,10 @@ CLASSES: Mapping[str, str] = {
     "ConformalCalibration": "fulgurite.callbacks.conformal",
     "FigureSaver": "fulgurite.callbacks.reporting",
     "FiniteGuard": "fulgurite.callbacks.reproducibility",
+    "LossTermCallback": "fulgurite.callbacks.loss_term",
     "PlainProgress": "fulgurite.callbacks.reporting",
-    "Preemption": "fulgurite.callbacks.reproducibility",
     "PredictionFile": "fulgurite.callbacks.reporting",
+    "Preemption": "fulgurite.callbacks.reproducibility",
     "RandomState": "fulgurite.callbacks.reproducibility",
     "RunCheckpoint": "fulgurite.callbacks.reproducibility",
 }

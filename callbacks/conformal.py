@@ -16,11 +16,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fulgurite.callbacks.conformal_data import (
+    Calibration,
+    batch_field,
     calibration_loader,
     checked_logits,
     gather_in_order,
     gather_shards,
     sampler_of_test,
+    share_of,
     weights_fingerprint,
 )
 from fulgurite.callbacks.conformal_report import (
@@ -28,6 +31,7 @@ from fulgurite.callbacks.conformal_report import (
     critical_pairs,
     draw,
     measure,
+    names_of,
     read_loss_matrix,
     table_csv,
     table_markdown,
@@ -66,21 +70,6 @@ class Arm:
     penalty: float | None = None
     free_rank: int = 1
     allow_empty: bool = True
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What is kept of a pass over the calibration data.
-
-    Args:
-        logits: (N, K) float32.
-        labels: (N,).
-        fingerprint: of the weights that gave the logits.
-    """
-
-    logits: Tensor
-    labels: Tensor
-    fingerprint: Tensor
 
 
 class ConformalCalibration(Callback):
@@ -251,8 +240,8 @@ class ConformalCalibration(Callback):
             raise ValueError(f"the test step gives {len(logits)} rows of logits for {len(labels)} labels")
         seen = sum(len(part[0]) for part in self._test)
         local = torch.arange(seen, seen + len(labels))
-        split = sampler_of_test(trainer) is not None
-        positions = local * trainer.world_size + trainer.global_rank if split else local
+        shares, own = share_of(trainer)
+        positions = local * shares + own if sampler_of_test(trainer) is not None else local
         self._test.append((positions, logits.float().cpu(), labels.cpu()))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -281,8 +270,8 @@ class ConformalCalibration(Callback):
             return
         logits = self._logits_of_step(trainer, pl_module, outputs, batch)
         p = self._probabilities(logits.float().cpu())
-        # The Trainer gives rank r the samples r, r + ranks, ...
-        index = trainer.global_rank + trainer.world_size * torch.arange(self._predicted, self._predicted + len(p))
+        shares, own = share_of(trainer)
+        index = own + shares * torch.arange(self._predicted, self._predicted + len(p))
         self._predicted += len(p)
         for name, decision in self._fitted.items():
             if decision.rule != "best_response":
@@ -302,10 +291,10 @@ class ConformalCalibration(Callback):
     def _calibrate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass the calibration data through the model; every rank takes its share and gets the whole."""
         loader, chosen = calibration_loader(trainer, warn=trainer.state.fn != "fit")  # a fit has warned at its start
-        # Every rank takes the same number of samples, so that a sharded model is called equally often on each; what
-        # is taken twice is dropped by its position.
-        share = -(-len(chosen) // trainer.world_size)
-        positions = [(trainer.global_rank + step * trainer.world_size) % len(chosen) for step in range(share)]
+        # Every rank takes the same number of samples, so that a sharded model is called equally often on each, and no
+        # set is too small for the ranks; what is taken twice is dropped by its position.
+        shares, own_share = share_of(trainer)
+        positions = [(own_share + step * shares) % len(chosen) for step in range(-(-len(chosen) // shares))]
         own = DataLoader(
             loader.dataset,
             batch_size=loader.batch_size,
@@ -341,7 +330,7 @@ class ConformalCalibration(Callback):
             if not hasattr(target, part):
                 raise ValueError(f"call is {self.call!r}, but {type(target).__name__} has no attribute {part!r}")
             target = getattr(target, part)
-        inputs = self._field(batch, self.inputs, 0, "inputs")
+        inputs = batch_field(batch, self.inputs, 0, "inputs")
         with torch.no_grad(), trainer.precision_plugin.forward_context():
             output = target(inputs)
         found = output[0] if isinstance(output, tuple | list) and output else output
@@ -363,23 +352,10 @@ class ConformalCalibration(Callback):
         return output.get(self.output) if isinstance(output, Mapping) else getattr(output, self.output, None)
 
     def _labels_of(self, batch: Any) -> Tensor:
-        labels = self._field(batch, self.labels, 1, "labels")
+        labels = batch_field(batch, self.labels, 1, "labels")
         if labels.is_floating_point() and not torch.equal(labels, labels.round()):
             raise ValueError("the labels are no whole numbers; give the index of each sample's label")
         return labels.long()
-
-    def _field(self, batch: Any, key: str, position: int, argument: str) -> Tensor:
-        if isinstance(batch, Mapping):
-            if key not in batch:
-                raise ValueError(f"the batch has no field {key!r}, it has {', '.join(batch)}; name it by {argument}")
-            value = batch[key]
-        elif isinstance(batch, tuple | list) and len(batch) > position:
-            value = batch[position]
-        elif isinstance(batch, Tensor) and position == 0:
-            value = batch
-        else:
-            raise ValueError(f"a batch is a {type(batch).__name__}; give a dict or a tuple (inputs, labels)")
-        return torch.as_tensor(value)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return (logits.double() / self.temperature).softmax(-1)
@@ -394,7 +370,9 @@ class ConformalCalibration(Callback):
         return self._decision(arm).fit(self._probabilities(kept.logits), kept.labels)
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, p: Tensor, labels: Tensor) -> None:
-        names = self._names(pl_module, p.shape[1])
+        label_names = self.label_names or getattr(pl_module, "class_names", None)
+        n_actions = 0 if self.loss is None else self.loss.shape[1]
+        names = names_of(label_names, p.shape[1], self.action_names, n_actions)
         fitted = {name: self._fit(arm) for name, arm in self.arms.items()}
         tested = {name: TestedArm.of(decision, p, labels) for name, decision in fitted.items()}
         pairs = critical_pairs(self.critical, names)
@@ -414,13 +392,3 @@ class ConformalCalibration(Callback):
             for title, figure in draw(tested, names, self.sweep).items():
                 save_figure(figure, folder / "figures" / f"test_{stem}{title}.png")
                 log_figure(figure, f"test/{stem}{title}", trainer)
-
-    def _names(self, pl_module: LightningModule, n_labels: int) -> tuple[list[str], list[str]]:
-        """Names of the labels and of the actions."""
-        labels = self.label_names or getattr(pl_module, "class_names", None) or [str(k) for k in range(n_labels)]
-        n_actions = 0 if self.loss is None else self.loss.shape[1]
-        actions = self.action_names or [f"action {a}" for a in range(n_actions)]
-        for what, names, number in (("label_names", labels, n_labels), ("action_names", actions, n_actions)):
-            if len(names) != number and number:
-                raise ValueError(f"{what} has {len(names)} names, {number} are needed")
-        return list(labels), list(actions)

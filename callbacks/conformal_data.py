@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ from torch.utils.data import (
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What is kept of a pass over the calibration data.
+
+    Args:
+        logits: (N, K) float32.
+        labels: (N,).
+        fingerprint: of the weights that gave the logits.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    fingerprint: Tensor
+
+
 def weights_fingerprint(module: LightningModule) -> Tensor:
     """Two sums over every parameter and floating-point buffer, (2 P,): they tell other weights from the same ones."""
     sums = []
@@ -35,8 +51,10 @@ def weights_fingerprint(module: LightningModule) -> Tensor:
 def gather_in_order(
     trainer: Trainer, positions: Tensor, logits: Tensor, labels: Tensor, limit: int | None
 ) -> tuple[Tensor, Tensor]:
-    """The samples of all ranks in the order of their positions, each once; those from ``limit`` on are a sampler's
-    padding.
+    """The samples of all ranks in the order of their positions, each once.
+
+    A distributed sampler that is not ours repeats samples to give all ranks equally many: the positions from ``limit``
+    on are that padding.
     """
     parts = [(positions, logits, labels)]
     if trainer.world_size > 1:
@@ -124,6 +142,35 @@ def only_loader(loaders: Any) -> Any:
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
     return loaders[0] if isinstance(loaders, list | tuple) and len(loaders) == 1 else loaders
+
+
+def batch_field(batch: Any, key: str, position: int, argument: str) -> Tensor:
+    """The entry of a dict batch under ``key``, or of a tuple at ``position``.
+
+    Raises:
+        ValueError: the batch has none; names the callback's ``argument`` to change.
+    """
+    if isinstance(batch, Mapping):
+        if key not in batch:
+            raise ValueError(f"the batch has no field {key!r}, it has {', '.join(batch)}; name it by {argument}")
+        value = batch[key]
+    elif isinstance(batch, tuple | list) and len(batch) > position:
+        value = batch[position]
+    elif isinstance(batch, Tensor) and position == 0:
+        value = batch
+    else:
+        raise ValueError(f"a batch is a {type(batch).__name__}; give a dict or a tuple (inputs, labels)")
+    return torch.as_tensor(value)
+
+
+def share_of(trainer: Trainer) -> tuple[int, int]:
+    """Into how many shares the data are split, and which this rank takes: r, r + shares, r + 2 shares, ...
+
+    So do the Trainer's samplers and :class:`fulgurite.datamodules.base.EvaluationSampler`. Ranks that hold parts of one
+    model (tensor parallelism) take the same share.
+    """
+    share: Any = trainer.distributed_sampler_kwargs
+    return (share["num_replicas"], share["rank"]) if share else (1, 0)
 
 
 def sampler_of_test(trainer: Trainer) -> DistributedSampler[Any] | None:

@@ -63,6 +63,20 @@ class TestedArm:
         return self.decision.rule != "best_response"
 
 
+def names_of(labels: Sequence[str] | None, n_labels: int, actions: Sequence[str] | None, n_actions: int) -> Names:
+    """The names of the labels and of the actions; those that were not given are numbers.
+
+    Raises:
+        ValueError: there are too few or too many.
+    """
+    labels = list(labels or [str(label) for label in range(n_labels)])
+    actions = list(actions or [f"action {action}" for action in range(n_actions)])
+    for what, names, number in (("label_names", labels, n_labels), ("action_names", actions, n_actions)):
+        if len(names) != number and number:
+            raise ValueError(f"{what} has {len(names)} names, {number} are needed")
+    return labels, actions
+
+
 def measure(
     arm: TestedArm, critical: Sequence[tuple[int, int]], quantiles: Sequence[float], label_names: Sequence[str]
 ) -> dict[str, float]:

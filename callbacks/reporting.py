@@ -73,9 +73,18 @@ class MetricsFile(Logger):
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            # A killed process may have left half a last line.
-            return [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                # A killed process may have left half a last line.
+                table = csv.DictReader(file)
+                if table.fieldnames and "step" not in table.fieldnames:
+                    raise ValueError("it has no column 'step'")
+                return [row for row in table if None not in row.values() and row["step"].isdigit()]
+        except (ValueError, csv.Error, IsADirectoryError) as error:
+            number = 1 + sum(1 for _ in self.path.parent.glob("metrics-unread-*"))
+            aside = self.path.rename(self.path.with_name(f"metrics-unread-{number}.csv"))
+            log.warning("%s cannot be gone on with (%s); it is kept as %s", self.path, error, aside.name)
+            return []
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
         self._columns = sorted({*self._columns, *keys}, key=lambda key: (key not in ("epoch", "step"), key))
@@ -221,9 +230,14 @@ class PlainProgress(Callback):
 
     Args:
         lines: epochs to show, at most.
+
+    Raises:
+        ValueError: ``lines`` is not positive.
     """
 
     def __init__(self, lines: int = 10) -> None:
+        if lines < 1:
+            raise ValueError(f"lines is {lines}; give at least 1")
         self.lines = lines
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

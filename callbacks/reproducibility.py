@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
+from torch import Tensor, nn
 
 from fulgurite.storage import atomic_path
 
@@ -38,10 +38,15 @@ class RandomState(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loaded = checkpoint.get("random_state", [])
+        if trainer.state.fn == "fit" and trainer.strategy.restore_checkpoint_after_setup:
+            self._restore(trainer)  # sharded models are loaded after on_fit_start
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Later hooks are too late: the loaders and the sanity check have run by then. A rank that the checkpoint does
-        # not know (more ranks than before) keeps the state of its seed.
+        # Later hooks are too late: the loaders and the sanity check have run by then.
+        self._restore(trainer)
+
+    def _restore(self, trainer: Trainer) -> None:
+        # A rank that the checkpoint does not know (more ranks than before) keeps the state of its seed.
         if trainer.global_rank < len(self._loaded):
             restore_random_state(self._loaded[trainer.global_rank])
         self._loaded = []
@@ -81,7 +86,7 @@ class NonFiniteError(RuntimeError):
 
 
 class FiniteGuard(Callback):
-    """Stop the run before a NaN or infinite loss reaches the optimiser, or such a weight a checkpoint.
+    """Stop the run before a NaN or infinite loss reaches the optimiser, or such a weight a checkpoint or a result.
 
     On a GPU the check waits for the loss of each step.
 
@@ -105,15 +110,37 @@ class FiniteGuard(Callback):
         self._last_loss = loss.detach()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Buffers may hold infinity on purpose (a threshold that nothing exceeds); parameters never do.
-        parameters = dict(pl_module.named_parameters())
-        finite = [torch.isfinite(parameter.detach()).all() for parameter in parameters.values()]
-        if finite and not torch.stack(finite).all():
-            wrong = next(name for name, is_finite in zip(parameters, finite, strict=True) if not is_finite)
+        if wrong := non_finite_parameter(pl_module):
             raise NonFiniteError(
                 f"parameter {wrong!r} is not finite after step {trainer.global_step}; no checkpoint was written\n"
                 "lower the learning rate or clip the gradients (--trainer.gradient_clip_val 1.0)"
             )
+
+    def _refuse(self, pl_module: LightningModule) -> None:
+        if wrong := non_finite_parameter(pl_module):
+            raise NonFiniteError(f"parameter {wrong!r} is not finite: nothing that these weights give means anything")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._refuse(pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._refuse(pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._refuse(pl_module)
+
+
+def non_finite_parameter(module: nn.Module) -> str | None:
+    """The name of a parameter that is NaN or infinite, if any.
+
+    Buffers may hold infinity on purpose (a threshold that nothing exceeds); parameters never do.
+    """
+    parameters = dict(module.named_parameters())
+    finite = [torch.isfinite(parameter.detach()).all() for parameter in parameters.values()]
+    if not finite or torch.stack(finite).all():
+        return None
+    return next(name for name, is_finite in zip(parameters, finite, strict=True) if not is_finite)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -165,19 +192,31 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,
         )
+        self._every = every_n_train_steps or 0
+        self._reached = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._reached = self._multiple(trainer)
+
+    def _multiple(self, trainer: Trainer) -> int:
+        """How many times ``every_n_train_steps`` steps were taken; a batch of several optimisers takes several."""
+        return trainer.global_step // self._every if self._every else 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        before, self._reached = self._reached, self._multiple(trainer)
         if epoch_end_or_validation_is_next(trainer, batch_idx):
             return
+        if self.monitor is not None:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            return
+        # Where the run ends here, it is not at the end of this epoch: its other batches are still to do.
         ends_here = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
-        if ends_here and self.monitor is None:
-            # Not at the end of this epoch, which is none: its other batches are still to do.
+        if ends_here or self._reached > before:
             self.best_model_path = self.format_checkpoint_name({})
             trainer.save_checkpoint(self.best_model_path)
-        else:
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
@@ -226,43 +265,62 @@ def epoch_end_or_validation_is_next(trainer: Trainer, batch_idx: int) -> bool:
     return bool((done + 1) % every == 0)
 
 
+class Requeue(SIGTERMException):
+    """SLURM announced the end of the job's time; the fit stopped at a safe point, for its caller to requeue the job."""
+
+
 class Preemption(Callback):
     """End a fit at the next safe point after Ctrl-C (SIGINT) or SIGTERM, so that its last checkpoint is exact.
 
     A safe point lies after a training batch that completes a step and that no validation follows, or between two
     epochs. All ranks stop at the same one, whichever of them got the signal. A validation that is running is finished
-    first; a second Ctrl-C ends the run at once. ``validate``, ``test`` and ``predict`` stop after their batch. Under a
-    SLURM environment that requeues jobs, SIGTERM is left to Lightning.
+    first; a second Ctrl-C ends the run at once. ``validate``, ``test`` and ``predict`` stop after their batch.
+
+    Args:
+        requeue: under a SLURM environment that requeues jobs, take its signal likewise and raise :class:`Requeue` in a
+            fit; other commands ignore it. Without, that signal and SIGTERM are left to Lightning there, which saves
+            wherever the fit happens to be and goes on until it is killed.
     """
 
-    def __init__(self) -> None:
-        self._received: int | None = None
+    def __init__(self, requeue: bool = False) -> None:
+        self.requeue = requeue
+        self._received = 0
+        self._requeue_signal: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._received = None
+        self._received = 0
 
     def _take_signals(self, trainer: Trainer) -> None:
         """Install the handlers, after Lightning has installed its own; it also puts back what was there before."""
         if threading.current_thread() is not threading.main_thread():
             return
         signal.signal(signal.SIGINT, self._on_signal)
-        environment = getattr(trainer.strategy, "cluster_environment", None)
-        if not (isinstance(environment, SLURMEnvironment) and environment.auto_requeue):
-            # Lightning's own handler calls a collective, at which ranks that are elsewhere hang.
-            signal.signal(signal.SIGTERM, self._on_signal)
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            if not self.requeue:
+                return
+            self._requeue_signal = environment.requeue_signal
+            if self._requeue_signal:
+                # An evaluation that is begun anew would come no further.
+                signal.signal(self._requeue_signal, self._on_signal if trainer.state.fn == "fit" else signal.SIG_IGN)
+        # Lightning's own handler calls a collective, at which ranks that are elsewhere hang.
+        signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._received is not None and signum == signal.SIGINT:
+        if self._received and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = signum
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        asked = self._received is not None
+        received: int | Tensor = self._received
         if trainer.world_size > 1 and trainer.training:
-            # In evaluation the ranks may have different numbers of batches, and nothing is kept that must agree.
-            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
-        if asked:
-            raise KeyboardInterrupt if self._received == signal.SIGINT else SIGTERMException
+            # Not in evaluation, where nothing is kept that must agree.
+            received = torch.tensor(received, device=trainer.strategy.root_device)
+            received = int(trainer.strategy.reduce(received, reduce_op="max"))
+        if received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if received:
+            raise Requeue if received == self._requeue_signal else SIGTERMException
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._take_signals(trainer)

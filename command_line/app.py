@@ -8,7 +8,7 @@ import time
 from argparse import ArgumentError
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from fulgurite.callbacks.reproducibility import (
     RunCheckpoint,
 )
 from fulgurite.command_line.arguments import Invocation
-from fulgurite.command_line.checkpoints import CHECKPOINT_KEY, StoredConfig
+from fulgurite.command_line.checkpoints import CHECKPOINT_KEY, StoredConfig, read_stored_config
+from fulgurite.command_line.checks import refuse_intervals, refuse_null_callables, refuse_other_optimizers
 from fulgurite.command_line.configs import imported_object
 from fulgurite.command_line.errors import (
     UsageError,
@@ -48,6 +49,8 @@ from fulgurite.command_line.runs import (
     portable_config,
     run_of_checkpoint,
 )
+from fulgurite.command_line.slurm import run_of_job, slurm_job
+from fulgurite.command_line.strategies import check_strategy, explained_launch, strategy_instead, strategy_of
 from fulgurite.command_line.trust import refuse_functions
 from fulgurite.datamodules import SIZES
 from fulgurite.storage import point_link, write_text
@@ -66,7 +69,7 @@ class Session:
         running: whether the first batch was reached; an error before it is one of usage.
     """
 
-    resources: ExitStack
+    resources: ExitStack = field(default_factory=ExitStack)
     invocation: Invocation | None = None
     folder: Path | None = None
     running: bool = False
@@ -172,10 +175,17 @@ class FulguriteCLI(LightningCLI):
             self.options["verbose"] = False  # one table of metrics is enough, and it is ours
         for section in ("trainer", "model", "data"):
             refuse_functions(self.options.get(section), self.invocation.trusted, section)
+        trainer = self.options["trainer"]
+        trainer["strategy"] = strategy_of(self._class_of("model"), trainer["strategy"])
         dumped = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))[self.config["subcommand"]]
         self.resolved = portable_config(dumped)
         self._refuse_typed_sizes()
+        given = self.invocation.layers, self.invocation.argv
+        refuse_intervals(self.resolved["trainer"], *given)
+        refuse_null_callables(self._class_of("model"), _init_args(self.resolved, "model"), *given)
         if self.invocation.stored:
+            if self.subcommand == "fit":
+                refuse_other_optimizers(self.resolved, self.invocation.stored.tree, self.invocation.checkpoint)
             for line in differences(self.resolved, self.invocation.stored.tree):
                 log.info("%s", line)
 
@@ -223,11 +233,11 @@ class FulguriteCLI(LightningCLI):
         given = settings["callbacks"] or []
         callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
         plain = settings["enable_progress_bar"] is False or not sys.stdout.isatty()
-        folder = None if settings["fast_dev_run"] or settings["barebones"] else self._new_folder()
-        self.session.folder = folder
         stored = StoredConfig.of(self.resolved, self.invocation.given_layers, self.invocation.stored)
         self.record = RunRecord(stored, self.session)
-        added: list[Callback] = [self.record, RandomState(), FiniteGuard(), Preemption()]
+        folder = None if settings["fast_dev_run"] or settings["barebones"] else self._new_folder()
+        self.session.folder = folder
+        added: list[Callback] = [self.record, RandomState(), FiniteGuard(), Preemption(requeue=True)]
         if plain:
             added.append(PlainProgress())
         arguments: dict[str, Any] = {"enable_progress_bar": not plain}
@@ -245,11 +255,16 @@ class FulguriteCLI(LightningCLI):
         kinds = {type(callback) for callback in callbacks} - {RunCheckpoint}
         callbacks += [callback for callback in added if type(callback) not in kinds]
         try:
-            return super().instantiate_trainer(callbacks=callbacks, **arguments, **kwargs)
+            with explained_launch():
+                trainer = super().instantiate_trainer(callbacks=list(callbacks), **arguments, **kwargs)
+                if settings["strategy"] == "auto" and (strategy := strategy_instead(self.model, trainer)):
+                    trainer = super().instantiate_trainer(callbacks=callbacks, strategy=strategy, **arguments, **kwargs)
+                check_strategy(self.model, trainer, self.options["trainer"]["strategy"])
         except BaseException:
             if folder:
                 discard_if_empty(folder)
             raise
+        return trainer
 
     def _checkpoints(self, folder: Path) -> list[Callback]:
         callbacks: list[Callback] = []
@@ -264,21 +279,38 @@ class FulguriteCLI(LightningCLI):
         checkpoint = self.invocation.checkpoint
         first = process_rank() == 0
         earlier = run_of_checkpoint(checkpoint) if checkpoint else None
-        if checkpoint is None or earlier is None:
-            return new_run(self.invocation.experiment.folder, self.seed, create=first)
         if self.subcommand != "fit":
-            return new_run(earlier / str(self.subcommand), self.seed, create=first)
-        if checkpoint.name == NEWEST or not (checkpoint.parent / NEWEST).exists():
-            if first:
-                self.session.resources.enter_context(lock_run(earlier))
+            parent = earlier / str(self.subcommand) if earlier else self.invocation.experiment.folder
+            return new_run(parent, self.seed, create=first)
+        if checkpoint and earlier and (checkpoint.name == NEWEST or not (checkpoint.parent / NEWEST).exists()):
+            self._lock(earlier)
             return earlier
-        # From an older state than the run's newest: what came after it is not overwritten.
-        folder = new_run(earlier.parent, self.seed, create=first)
-        log.info("%s is not the newest state of its run: this goes on in a run of its own", checkpoint)
-        if first:
-            (folder / CHECKPOINT_FOLDER).mkdir()
-            shutil.copy(checkpoint, folder / CHECKPOINT_FOLDER / checkpoint.name)
+        # From an older state than its run's newest: what came after it is not overwritten.
+        parent = earlier.parent if earlier else self.invocation.experiment.folder
+        folder = self._folder_of_fit(parent)
+        if checkpoint and earlier and self.invocation.checkpoint == checkpoint:
+            log.info("%s is not the newest state of its run: this goes on in a run of its own", checkpoint)
+            if first:
+                (folder / CHECKPOINT_FOLDER).mkdir(exist_ok=True)
+                shutil.copy(checkpoint, folder / CHECKPOINT_FOLDER / checkpoint.name)
         return folder
+
+    def _folder_of_fit(self, parent: Path) -> Path:
+        """A new run's folder; in a SLURM job that began the same fit before, that one's: it goes on."""
+        job = slurm_job()
+        if job is None:
+            return new_run(parent, self.seed, create=process_rank() == 0)
+        folder = run_of_job(parent, job, self.record.config.text, create=process_rank() == 0)
+        newest = folder / CHECKPOINT_FOLDER / NEWEST
+        if newest.is_file():
+            read_stored_config(newest)  # says what is wrong with a file that is not whole
+            self._lock(folder)
+            self.invocation = self.session.invocation = replace(self.invocation, checkpoint=newest)
+        return folder
+
+    def _lock(self, run: Path) -> None:
+        if process_rank() == 0:
+            self.session.resources.enter_context(lock_run(run))
 
     def _before(self) -> None:
         """Announce what is about to run, and leave its config in its folder."""
@@ -286,6 +318,8 @@ class FulguriteCLI(LightningCLI):
         data = type(self.datamodule).__name__ if self.datamodule else "its own data"
         model = f"{type(self.model).__name__} ({parameters:,} parameters)"
         log.info("%s %s on %s, seed %s", self.subcommand, model, data, self.seed)
+        if self.subcommand == "fit":
+            self._say_effective_batch()
         if self.session.folder:
             log.info("run folder %s", self.session.folder)
         if self.invocation.checkpoint:
@@ -296,6 +330,14 @@ class FulguriteCLI(LightningCLI):
             log.info("no --ckpt_path: these are the weights the model starts with, nothing was trained")
         if self.subcommand != "fit" and self.session.folder and process_rank() == 0:
             write_text(self.session.folder / CONFIG_FILE, self.record.config.text)
+
+    def _say_effective_batch(self) -> None:
+        processes = self.trainer.num_devices * self.trainer.num_nodes
+        size = getattr(self.datamodule, "batch_size", None)
+        if processes > 1 and isinstance(size, int):
+            windows = self.trainer.accumulate_grad_batches
+            product = f"{processes} processes x {size}" + (f" x {windows} accumulated batches" if windows > 1 else "")
+            log.info("effective batch %d = %s", processes * size * windows, product)
 
     def _after(self) -> None:
         """Write results.json, and show the metrics and where everything lies."""

@@ -10,9 +10,10 @@ import yaml
 
 from fulgurite import callbacks, datamodules, modules
 from fulgurite.command_line.checkpoints import StoredConfig, read_stored_config
-from fulgurite.command_line.configs import Layer, shipped_configs
+from fulgurite.command_line.configs import Layer, load_yaml, shipped_configs
 from fulgurite.command_line.errors import UsageError, nearest
 from fulgurite.command_line.runs import Experiment, slug_of
+from fulgurite.storage import exists
 
 TRUST_VARIABLE = "FULGURITE_TRUST"
 VALUE_OPTIONS = ("--config", "-c", "--ckpt_path", "--trust", "--model", "--data")
@@ -122,13 +123,13 @@ def find_config(name: str) -> Path:
         UsageError: there is neither.
     """
     local = Path(name).expanduser()
-    if local.is_file():
+    if exists(local) and local.is_file():
         return local
     shipped = shipped_configs()
     key = name.removesuffix(".yaml").removeprefix("configs/")
     if key in shipped:
         return shipped[key]
-    what = "is a folder" if local.is_dir() else "is neither a file nor a shipped config"
+    what = "is a folder" if exists(local) and local.is_dir() else "is neither a file nor a shipped config"
     raise UsageError(f"config {name!r} {what}{nearest(key, shipped, '`fulgurite list` shows the shipped ones')}")
 
 
@@ -140,7 +141,7 @@ def read_layer(path: Path) -> Layer:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        tree = yaml.safe_load(text)
+        tree = load_yaml(text)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UsageError(f"{path}{line}: this is not valid YAML: {error.problem}") from error
@@ -155,6 +156,15 @@ def read_layer(path: Path) -> Layer:
             f"{path}: a config is a mapping with keys such as model, data and trainer; this is a {type(tree).__name__}"
         )
     layer = Layer(name=str(path), text=text, tree=tree, path=path)
+    if not isinstance(tree.get("trainer"), dict | str | None):
+        raise UsageError(
+            f"{path}, line {layer.line_of(['trainer'])}, trainer: it is a mapping of the Trainer's options"
+        )
+    for section in ("model", "data"):
+        group = tree.get(section)
+        if isinstance(group, dict) and not isinstance(group.get("class_path"), str | None):
+            number = layer.line_of([section, "class_path"])
+            raise UsageError(f"{path}, line {number}, {section}.class_path: expected text, got {group['class_path']!r}")
     sections = inline_sections(tree, path.parent)
     return layer.with_tree({**tree, **sections}) if sections else layer
 
@@ -164,7 +174,7 @@ def inline_sections(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {
         section: dict(read_layer(folder / value).tree)
         for section, value in tree.items()
-        if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (folder / value).is_file()
+        if isinstance(value, str) and value.endswith((".yaml", ".yml")) and exists(folder / value)
     }
 
 
@@ -194,7 +204,7 @@ def find_checkpoint(word: str | None, experiment: Experiment) -> Path | None:
     if word in ("best", "last"):
         return experiment.latest_checkpoint(word)
     path = Path(str(word)).expanduser()
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"--ckpt_path {word}: there is no such file; give best, last, or the path of a .ckpt file")
     return path
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 import fulgurite
 
 CONFIG_ROOT = Path(fulgurite.__file__).parent / "configs"
 CONFIG_SUFFIX = ".yaml"
+MAXIMUM_NODES = 1_000_000  # of a config with its aliases written out
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,38 @@ class Layer:
             if path[0] == keys[0] and path[-1] == keys[-1] and len(path) >= len(keys):
                 return line
         return None
+
+
+def load_yaml(text: str) -> Any:
+    """Parse YAML with the safe loader, and refuse what it accepts and no config means.
+
+    Raises:
+        yaml.YAMLError: it is not valid, a key is given twice or is no text, or an alias makes it endless.
+    """
+    _expanded_size(yaml.compose(text, Loader=yaml.SafeLoader), [], {})
+    return yaml.safe_load(text)
+
+
+def _expanded_size(node: yaml.Node | None, above: list[yaml.Node], sizes: dict[int, int]) -> int:
+    """The number of nodes below one, with its aliases written out; each node is looked at once."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if any(node is parent for parent in above):
+        raise ConstructorError(None, None, "a value contains itself", node.start_mark)
+    if id(node) not in sizes:
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value]
+            for key, _ in node.value:
+                if not above and key.tag != "tag:yaml.org,2002:str":
+                    raise ConstructorError(None, None, f"the key {key.value!r} is not text", key.start_mark)
+                if key.value != "<<" and keys.count(key.value) > 1:
+                    raise ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+            children = [value for _, value in node.value]
+        sizes[id(node)] = 1 + sum(_expanded_size(child, [*above, node], sizes) for child in children)
+    if sizes[id(node)] > MAXIMUM_NODES:
+        raise ConstructorError(None, None, "its aliases make it too large", node.start_mark)
+    return sizes[id(node)]
 
 
 def _lines(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

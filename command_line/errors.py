@@ -54,7 +54,9 @@ def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str],
     denied = [name for name in re.findall(r"Importing '([^']+)' is not allowed", text) if name in written]
     if denied:
         name = denied[0]
-        return _place(path, layers, argv) + (
+        if name.endswith((".yaml", ".yml")):
+            return place(path, layers, argv) + f"there is no file {name!r}; it is looked for beside the config"
+        return place(path, layers, argv) + (
             f"{name!r} is outside the packages that a config may name\n"
             f"a config is code: if you trust this one, add --trust {name.rpartition('.')[0]}"
         )
@@ -64,49 +66,72 @@ def explain_parse_error(text: str, layers: Sequence[Layer], argv: Sequence[str],
         owner = _class_with_option_error(text) or _last(
             r"Problem with given class_path '([^']+)'", text[: refused.start()]
         )
-        return _place([*path, option], layers, argv) + (
-            f"{_short(owner)} has no argument {option!r}{nearest(option, _arguments_of(owner))}"
+        return place([*path, option], layers, argv) + (
+            f"{_short(owner)} has no argument {option!r}{nearest(option.partition('.')[0], _arguments_of(owner))}"
         )
     if option := _last(r"does not accept option '([^']+)'", text):
-        return _place(option.split("."), layers, argv) + f"there is no {option!r}{nearest(option, option_names)}"
+        return place(option.split("."), layers, argv) + f"there is no {option!r}{nearest(option, option_names)}"
     if unknown := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
         name = unknown[1].lstrip("-").partition("=")[0]
         return f"command line: there is no {unknown[1].partition('=')[0]}{nearest(name, option_names)}"
-    if undotted := re.search(r"Expected a dot import path string: (\S+)", text):
+    undotted = re.search(r"Expected a dot import path string: (\S+)", text)
+    if undotted and not re.search(r"Expected an? <class '(?:int|float|bool)'>", text):
         known = [*CALLBACKS, *(name for name in _lightning_callbacks() if path[-1:] == ["trainer.callbacks"])]
         return (
-            _place(path, layers, argv)
+            place(path, layers, argv)
             + f"there is no class {undotted[1]!r}{nearest(undotted[1], known, 'give its path')}"
         )
     if attribute := re.search(r"module '([^']+)' has no attribute '([^']+)'", text):
         known = dir(import_module(attribute[1])) if attribute[1].startswith("fulgurite") else []
-        return _place(path, layers, argv) + f"{attribute[1]} has no {attribute[2]!r}{nearest(attribute[2], known)}"
+        return place(path, layers, argv) + f"{attribute[1]} has no {attribute[2]!r}{nearest(attribute[2], known)}"
     if missing := re.search(r"the following arguments are required: (.+)", text):
         names = ", ".join(name.rpartition(".")[2] for name in missing[1].split(", "))
         if not set(names.split(", ")) <= {"model", "data"}:
-            return _place(path, layers, argv) + f"{names} not given"
+            return place(path, layers, argv) + f"{names} not given"
         return f"{names} not given; name a --config (`fulgurite list` shows them), or --model and --data"
     if absent := re.search(r"No module named '([^']+)'", text):
-        return _place(path, layers, argv) + (
+        return place(path, layers, argv) + (
             f"there is no module {absent[1]!r}\n"
             "a module of your own must be installed, or on the path: PYTHONPATH=. fulgurite ..."
         )
     if required := _last(r"Key \"?'?([\w.]+)\"?'? is required", text):
-        return _place([*path, required], layers, argv) + f"{_short(class_path)} needs {required.rpartition('.')[2]!r}"
-    if literal := re.search(r"Expected an? typing\.Literal\[(.+)\]\. Got value: (.+)", text):
-        choices = re.findall(r"'([^']+)'", literal[1])
-        return (
-            _place(path, layers, argv) + f"{literal[2]!r} is none of {', '.join(choices)}{nearest(literal[2], choices)}"
-        )
-    expected = [kind for kind in re.findall(r"Expected an? <class '([^']+)'>", text) if kind != "NoneType"]
-    if expected and (given := re.search(r"(?:Got value|Given value): (.+)", text)):
-        return _place(path, layers, argv) + f"expected {' or '.join(dict.fromkeys(expected))}, got {given[1]}"
+        return place([*path, required], layers, argv) + f"{_short(class_path)} needs {required.rpartition('.')[2]!r}"
+    if not_of := re.search(r"(?:Import path|Expected) '?([\w.]+?)'? (?:does not correspond|to be a subclass)", text):
+        kind = _last(r"to (?:a subclass of|be a subclass of <class) '?(\w+)", text)
+        return place(path, layers, argv) + f"{not_of[1]} is no {kind or 'class of the kind that stands here'}"
+    if wrong := _wrong_value(text):
+        return place(path, layers, argv) + wrong
     meaningful = [
         line.strip(" -")
         for line in text.splitlines()
         if line.strip(" -") and not re.search(r"Union subtypes|Subtypes:|Errors:|NoneType|Given value", line)
     ]
-    return _place(path, layers, argv) + "\n".join(meaningful[:6])
+    return place(path, layers, argv) + "\n".join(meaningful[:6])
+
+
+def _wrong_value(text: str) -> str | None:
+    """What is wrong with a value of a simple type, or with one that stands in the place of a class."""
+    given = re.search(r"(?:Got value|Given value): (.+?)(?:\. Got value: .*)?$", text, re.MULTILINE)
+    if given is None:
+        return None
+    choices = [word.strip("'") for one in re.findall(r"typing\.Literal\[(.+?)\]", text) for word in one.split(", ")]
+    kinds = [kind for kind in re.findall(r"Expected an? <class '([^']+)'>", text) if kind != "NoneType"]
+    if choices:
+        kinds = [kind for kind in kinds if kind != "int" or "Subtypes: [<class 'int'>" in text]  # of Literal[64, 32]
+        others = f" and no {' or '.join(dict.fromkeys(kinds))}" if kinds else ""
+        return f"{given[1]!r} is none of {', '.join(dict.fromkeys(choices))}{others}{nearest(given[1], choices)}"
+    if "Expected a dot import path string" in text:
+        kinds = [kind for kind in kinds if kind in ("int", "float", "bool")]
+    if kinds:
+        names = dict.fromkeys(kind.removeprefix("collections.abc.").replace("Sequence", "list") for kind in kinds)
+        return f"expected {' or '.join(names)}, got {given[1]}"
+    if kind := re.search(r"Import path does not correspond to a subclass of (\w+)", text):
+        return f"{given[1]} is no {kind[1]}"
+    if kind := re.search(r"Not a valid subclass of (\w+)", text):
+        return f"expected the path of a {kind[1]} class, got {given[1]}"
+    if "Expected an import path or a subclass spec" in text:
+        return f"expected the path of a class, got {given[1]}"
+    return None
 
 
 def explain_construction_error(
@@ -126,19 +151,24 @@ def explain_construction_error(
     for section in ("model", "data"):
         group = config.get(section) or {}
         if name in group.get("init_args", {}):
-            return _place([section, name], layers, argv) + text
+            return place([section, name], layers, argv) + text
     return text
 
 
-def is_deliberate(error: BaseException) -> bool:
+def is_deliberate(error: BaseException, packages: Sequence[Path] = ()) -> bool:
     """Whether an error was raised by a ``raise`` statement of this package: its message then says what to do.
 
     Any other error is a surprise, which only its trace explains.
+
+    Args:
+        error: the error.
+        packages: folders of other packages whose messages are trusted to explain themselves.
     """
     innermost = traceback.extract_tb(error.__traceback__)[-1]
     file = Path(innermost.filename)
     # An environment may lie in a checkout's root, which is this package.
     ours = file.is_relative_to(PACKAGE_ROOT) and "site-packages" not in file.relative_to(PACKAGE_ROOT).parts
+    ours |= any(file.is_relative_to(package) for package in packages)
     return ours and (innermost.line or "").startswith("raise ")
 
 
@@ -174,11 +204,17 @@ def _short(class_path: str | None) -> str:
 
 def _arguments_of(class_path: str | None) -> list[str]:
     """The constructor arguments of a class that jsonargparse has already been allowed to import."""
-    return [] if class_path is None else list(inspect.signature(imported_object(class_path)).parameters)
+    if class_path is None:
+        return []
+    return [*inspect.signature(imported_object(class_path)).parameters, "class_path", "init_args"]
 
 
-def _place(path: Sequence[str], layers: Sequence[Layer], argv: Sequence[str]) -> str:
-    """Where the value at ``path`` was set: the command line beats the files, a later file an earlier one."""
+def place(path: Sequence[str], layers: Sequence[Layer], argv: Sequence[str]) -> str:
+    """Where the value at ``path`` was set: the command line beats the files, a later file an earlier one.
+
+    Returns:
+        The beginning of a message, such as ``"mine.yaml, line 3, model.dropout: "``.
+    """
     if not path:
         return ""
     keys = [key for part in path for key in part.split(".")]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fulgurite import datamodules, modules
+from fulgurite import datamodules
 from fulgurite.command_line.configs import CONFIG_ROOT, shipped_configs
 from fulgurite.command_line.errors import UsageError, nearest
 from fulgurite.modules import METHODS, MethodRecord
@@ -40,7 +40,7 @@ def print_table() -> None:
     from rich.table import Table
 
     table = Table(show_lines=len(METHODS) > 1)
-    for header in ("slug", "paper", "module", "data", "configs", "claim"):
+    for header in ("slug", "paper", "module", "data", "configs", "claims"):
         table.add_column(header, overflow="fold")
     for record in METHODS.values():
         table.add_row(
@@ -49,7 +49,7 @@ def print_table() -> None:
             ", ".join(record.classes),
             ", ".join(data_classes(record.slug)),
             ", ".join(config_names(record.slug)),
-            claim(record.slug),
+            claims(record.slug),
         )
     Console().print(table)
 
@@ -61,7 +61,7 @@ def describe(record: MethodRecord) -> str:
         f'paper    "{record.paper}", ICML 2026, arXiv {record.arxiv}',
         f"module   {', '.join(f'fulgurite.modules.{name}' for name in record.classes)}",
         f"data     {', '.join(f'fulgurite.datamodules.{name}' for name in data_classes(record.slug))}",
-        f"claim    {claim(record.slug)}",
+        f"claims   {claims(record.slug)}",
         "configs",
     ]
     for name in config_names(record.slug):
@@ -69,6 +69,8 @@ def describe(record: MethodRecord) -> str:
         lines.append(f"  {record.slug}/{name:<12} {first_comment(path)}")
     lines.append(f"run      fulgurite fit --config {record.slug}/cpu")
     lines.append(f"         fulgurite test --config {record.slug}/cpu --ckpt_path best")
+    if has_claims(record.slug):
+        lines.append(f"         fulgurite reproduce {record.slug}")
     return "\n".join(lines)
 
 
@@ -82,28 +84,21 @@ def config_names(slug: str) -> list[str]:
     return [name.partition("/")[2] for name in shipped_configs() if name.startswith(f"{slug}/")]
 
 
-def claim(slug: str) -> str:
+def claims(slug: str) -> str:
     """Where the method's claims stand."""
-    return "claim.yaml" if (CONFIG_ROOT / slug / "claim.yaml").is_file() else "none yet"
+    from fulgurite.reproduction.records import published_verdicts
+
+    if not has_claims(slug):
+        return "none yet"
+    return published_verdicts(slug) or "not measured"
+
+
+def has_claims(slug: str) -> bool:
+    """Whether there is a claim file for the method."""
+    return (CONFIG_ROOT / slug / "claim.yaml").is_file()
 
 
 def first_comment(path: Path) -> str:
     """The first comment line of a config: what it shows."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip().removeprefix("Claim:").strip()
-
-
-def readme_table() -> str:
-    """The README's method table, in Markdown; a test keeps the README equal to it."""
-    rows = ["| method | paper (ICML 2026) | module | data | configs |", "| --- | --- | --- | --- | --- |"]
-    for record in modules.METHODS.values():
-        paper = f"[{record.paper}](https://arxiv.org/abs/{record.arxiv})"
-        cells = (
-            f"[{record.slug}](docs/methods/{record.slug}.md)",
-            paper,
-            ", ".join(f"`{name}`" for name in record.classes),
-            ", ".join(f"`{name}`" for name in data_classes(record.slug)),
-            ", ".join(f"`{record.slug}/{name}`" for name in config_names(record.slug)),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)

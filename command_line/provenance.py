@@ -5,10 +5,10 @@ import hashlib
 import json
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,28 +57,28 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def code_hash(class_paths: Iterable[str]) -> str:
+def code_hash(class_paths: Iterable[str], files: Iterable[Path] = ()) -> str:
     """Hash of the abstract syntax of every file of this package that the classes import, directly or not.
 
     Comments, layout and docstrings do not count; neither do the tables that list all methods. Of a foreign class the
-    file that defines it counts, as it is.
+    file that defines it counts, as it is. ``files`` below the root count with what they import, too.
     """
     digest = hashlib.sha256()
     class_paths = list(class_paths)
-    for path in sorted(import_closure(class_paths)):
+    for path in sorted(import_closure(class_paths, files)):
         digest.update(path.relative_to(ROOT).as_posix().encode())
-        digest.update(ast.dump(_without_docstrings(_parse(path))).encode())
+        digest.update(_syntax(path).encode())
     for name in sorted(class_paths):
-        foreign = sys.modules.get(name.rpartition(".")[0])
-        if not name.startswith(f"{PACKAGE}.") and foreign is not None and getattr(foreign, "__file__", None):
+        foreign = None if name.startswith(f"{PACKAGE}.") else _foreign_file(name.rpartition(".")[0])
+        if foreign:
             digest.update(name.encode())
-            digest.update(Path(str(foreign.__file__)).read_bytes())
+            digest.update(foreign.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def import_closure(class_paths: Iterable[str]) -> set[Path]:
-    """The files of this package behind the class paths; foreign classes have none."""
-    pending = [path for name in class_paths if name for path in _files_of(name)]
+def import_closure(class_paths: Iterable[str], files: Iterable[Path] = ()) -> set[Path]:
+    """The files of this package behind the class paths, and ``files``; foreign classes have none."""
+    pending = [*files, *(path for name in class_paths if name for path in _files_of(name))]
     found: set[Path] = set()
     while pending:
         path = pending.pop()
@@ -115,9 +115,33 @@ def _files_of(name: str) -> Iterator[Path]:
                 return
 
 
+def _foreign_file(module: str) -> Path | None:
+    """The file of a module outside this package, found without importing anything."""
+    top, *rest = module.split(".")
+    try:
+        spec = find_spec(top) if top else None
+    except ValueError:  # a module without a spec, such as __main__
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.has_location and spec.origin else None
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *rest)
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
 @cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def _syntax(path: Path) -> str:
+    return ast.dump(_without_docstrings(_parse(path)))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

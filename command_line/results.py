@@ -1,7 +1,9 @@
 """What a finished command leaves and shows: results.json, a table of metrics, and where the files are."""
 
 import json
+import logging
 import math
+import os
 import resource
 import sys
 import time
@@ -17,13 +19,13 @@ from rich.table import Table
 from fulgurite.callbacks.reporting import MetricTable, PredictionFile
 from fulgurite.callbacks.reproducibility import RunCheckpoint
 from fulgurite.command_line import provenance
-from fulgurite.command_line.runs import slug_of
+from fulgurite.command_line.runs import RESULTS_FILE, slug_of
 from fulgurite.storage import write_text
 
 if TYPE_CHECKING:
     from fulgurite.command_line.app import FulguriteCLI
 
-RESULTS_FILE = "results.json"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class Results:
                     best = {"file": file, "metric": callback.monitor, "value": None if score is None else score.item()}
                 else:
                     last = file
-            elif isinstance(callback, PredictionFile) and callback.path and folder:
-                predictions = str(callback.path.relative_to(folder))
+            elif isinstance(callback, PredictionFile) and callback.path and folder and cli.subcommand == "predict":
+                predictions = os.path.relpath(callback.path, folder)
         classes = [group["class_path"] for group in (cli.resolved.get("model"), cli.resolved.get("data")) if group]
         return cls(
             command=str(cli.subcommand),
@@ -112,6 +114,11 @@ class Results:
     def show(self, folder: Path | None, tables: Sequence[MetricTable] = ()) -> None:
         """Print the metrics, those of ``tables`` side by side, and the paths of what the command made."""
         console = Console(highlight=False, soft_wrap=True)
+        with console.capture() as shown:
+            self._print(console, folder, tables)
+        log.info("%s", shown.get().rstrip("\n"))
+
+    def _print(self, console: Console, folder: Path | None, tables: Sequence[MetricTable]) -> None:
         grouped = {key for side_by_side in tables for key in side_by_side.keys.values()}
         for side_by_side in tables:
             # Measures as rows: there are more of them than arms, and a terminal is narrow.

@@ -15,6 +15,7 @@ ALLOWED_IMPORTS = (
     "fulgurite.modules",
     "fulgurite.datamodules",
     "fulgurite.callbacks",
+    "lightning.fabric.plugins.environments",  # where those of lightning.pytorch.plugins are defined
     "lightning.pytorch.accelerators",
     "lightning.pytorch.callbacks",
     "lightning.pytorch.cli",

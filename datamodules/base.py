@@ -1,7 +1,7 @@
 """The base of every data module: splits, loaders, and the position that makes a resumed run exact."""
 
 from collections.abc import Callable, Iterator
-from itertools import cycle, islice, repeat
+from itertools import chain, count, cycle, islice, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,54 @@ class EpochSampler(DistributedSampler[Any]):
         return zip(repeat(self.epoch), own, strict=False) if getattr(self.dataset, "needs_epoch", False) else own
 
 
+class EvaluationSampler(DistributedSampler[Any]):
+    """Every sample once, in order, split over the ranks: rank r takes r, r + W, r + 2 W, ...
+
+    Unlike its parent it never repeats a sample to make the shares equal, so that a metric over all ranks is that of one
+    process. Being a DistributedSampler, it is left in place by the Trainer.
+
+    Args:
+        dataset: the evaluation set, of n samples.
+        num_replicas: number of ranks W.
+        rank: this rank.
+
+    Raises:
+        ValueError: there are fewer samples than ranks.
+    """
+
+    def __init__(self, dataset: Dataset[Any], num_replicas: int = 1, rank: int = 0) -> None:
+        super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)
+        self.total_size = len(dataset)  # type: ignore[arg-type]
+        if self.total_size < num_replicas:
+            raise ValueError(
+                f"{self.total_size} samples cannot be split over {num_replicas} processes; evaluate more of them, "
+                f"or on fewer processes: --trainer.devices {max(self.total_size, 1)}"
+            )
+        self.num_samples = len(range(rank, self.total_size, num_replicas))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, self.total_size, self.num_replicas))
+
+
+def even_batch_size(n: int, ranks: int, batch_size: int) -> int:
+    """The largest batch size up to ``batch_size`` with which every rank has as many batches; else the next larger one.
+
+    The shares are those of :class:`EvaluationSampler`: they differ by one sample at most. A rank with one batch more
+    than another would wait for it forever wherever a forward pass is a collective (FSDP2, the buffers of DDP).
+
+    Args:
+        n: samples in total, at least one for each rank.
+        ranks: number of ranks.
+        batch_size: samples per batch that are wanted.
+    """
+    smallest, largest = n // ranks, -(-n // ranks)
+
+    def is_even(size: int) -> bool:
+        return -(-smallest // size) == -(-largest // size)
+
+    return next(size for size in chain(range(batch_size, 0, -1), count(batch_size + 1)) if is_even(size))
+
+
 def collate_fields(samples: Any) -> Any:
     """Collate a list of samples; a batch that the data set has already assembled (a dict of tensors) passes through."""
     return samples if isinstance(samples, dict) else default_collate(samples)
@@ -64,12 +112,13 @@ class DataModule(LightningDataModule):
 
     Args:
         root: folder for files that are read or generated.
-        batch_size: samples per batch on each rank.
+        batch_size: samples per batch on each rank; evaluated on several, a little fewer where the last batch would else
+            be missing on some.
         num_workers: loader processes.
         seed: seed of splits, noise and order; None means the run's ``seed_everything`` (0 without a command line).
 
     Raises:
-        ValueError: ``batch_size`` or ``num_workers`` is out of range.
+        ValueError: ``batch_size``, ``num_workers`` or ``seed`` is out of range.
     """
 
     collate: Callable[[Any], Any] = staticmethod(collate_fields)
@@ -82,6 +131,8 @@ class DataModule(LightningDataModule):
             raise ValueError(f"batch_size is {batch_size}; give at least 1")
         if num_workers < 0:
             raise ValueError(f"num_workers is {num_workers}; give 0 (load in the main process) or more")
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed is {seed}; give 0 or more")
         self.root = Path(root).expanduser()
         self.batch_size = batch_size
         self.num_workers = num_workers
@@ -99,14 +150,8 @@ class DataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         dataset = self.split("train")
         epoch, batch = self._start_position()
-        sampler = EpochSampler(
-            dataset,
-            seed=self.seed,
-            epoch=epoch,
-            start=batch * self.batch_size,
-            num_replicas=self.trainer.world_size if self.trainer else 1,
-            rank=self.trainer.global_rank if self.trainer else 0,
-        )
+        replicas, rank = self._share()
+        sampler = EpochSampler(dataset, self.seed, epoch, batch * self.batch_size, num_replicas=replicas, rank=rank)
         return self._loader(dataset, sampler)
 
     def calibration_dataloader(self) -> DataLoader[Any]:
@@ -114,18 +159,35 @@ class DataModule(LightningDataModule):
         return self._loader(self.split("calibration"))
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.split("val"))
+        return self._evaluation_loader("val")
 
     def test_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.split("test"))
+        return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.split("predict"))
+        return self._evaluation_loader("predict")
 
-    def _loader(self, dataset: Dataset[Any], sampler: EpochSampler | None = None) -> DataLoader[Any]:
+    def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
+        """Every sample of a split once, on any number of ranks, and as many batches on each."""
+        dataset = self.split(split)
+        replicas, rank = self._share()
+        if replicas == 1:
+            return self._loader(dataset)
+        sampler = EvaluationSampler(dataset, replicas, rank)
+        return self._loader(dataset, sampler, even_batch_size(sampler.total_size, replicas, self.batch_size))
+
+    def _share(self) -> tuple[int, int]:
+        """The number of shares that the data are split into, and which of them this process takes."""
+        # Not the world size: processes that hold parts of one model (tensor parallelism) take the same share.
+        share: Any = self.trainer.distributed_sampler_kwargs if self.trainer else None
+        return (share["num_replicas"], share["rank"]) if share else (1, 0)
+
+    def _loader(
+        self, dataset: Dataset[Any], sampler: DistributedSampler[Any] | None = None, batch_size: int | None = None
+    ) -> DataLoader[Any]:
         return DataLoader(
             dataset,
-            batch_size=self.batch_size,
+            batch_size=batch_size or self.batch_size,
             sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=self.collate,

@@ -48,10 +48,18 @@ METHODS: Mapping[str, MethodRecord] = {
 
 CLASSES: Mapping[str, str] = {name: path for record in METHODS.values() for name, path in record.classes.items()}
 
+# What a method, or somebody's own LightningModule, is made with.
+BASES: Mapping[str, str] = {
+    "LossContext": "fulgurite.modules.loss_terms",
+    "LossTerm": "fulgurite.modules.loss_terms",
+    "LossTerms": "fulgurite.modules.loss_terms",
+    "Method": "fulgurite.modules.base",
+}
+
 
 def __getattr__(name: str) -> Any:
-    return import_lazily(__name__, CLASSES, name)
+    return import_lazily(__name__, {**CLASSES, **BASES}, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *CLASSES])
+    return sorted([*globals(), *CLASSES, *BASES])

@@ -1,10 +1,21 @@
 """Files that survive a crash: every write outside Lightning's own goes through here."""
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is such a path; a name that is too long for the file system, or cannot be looked up, names none."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -37,12 +48,19 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def point_link(link: str | Path, target: str) -> None:
-    """Make ``link`` a symbolic link to ``target``, relative to the link's folder; replaces an older one atomically."""
+    """Make ``link`` a symbolic link to ``target``, relative to the link's folder; replaces an older one atomically.
+
+    Where the file system has no links, as on some network drives, a warning says so.
+    """
     link = Path(link)
     temporary = link.with_name(f".{link.name}-{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()
-    temporary.symlink_to(target)
+    try:
+        temporary.symlink_to(target)
+    except OSError as error:
+        log.warning("no link %s (%s): name checkpoints by their path", link, error.strerror)
+        return
     temporary.replace(link)
 
 

@@ -22,8 +22,10 @@ ROOT = Path(fulgurite.__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The README's method table is generated; this writes it."""
-    parser.addoption("--update-readme", action="store_true", help="write the generated method table into README.md")
+    """The README's method table and the ledger of claims are generated; this writes them."""
+    parser.addoption(
+        "--update-readme", action="store_true", help="write the generated parts of README.md and the ledger"
+    )
 
 
 @dataclass(frozen=True)

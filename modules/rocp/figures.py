@@ -37,6 +37,7 @@ def reliability_figure(confidence: NDArray[np.float64], correct: NDArray[np.bool
     """
     from matplotlib.figure import Figure
 
+    confidence, correct = np.atleast_1d(confidence, correct)  # one sample comes as a number
     edges = np.linspace(0, 1, n_bins + 1)
     bins = np.digitize(confidence, edges[1:-1])
     number = np.bincount(bins, minlength=n_bins)

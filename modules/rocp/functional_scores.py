@@ -36,7 +36,7 @@ def raps_scores(
     Raises:
         ValueError: ``penalty`` or ``free_rank`` is negative.
     """
-    if penalty < 0 or free_rank < 0:
+    if not 0 <= penalty < float("inf") or free_rank < 0:
         raise ValueError(f"penalty and free_rank are {penalty} and {free_rank}; give values of at least 0")
     p = check_probabilities(probabilities)
     return aps_scores(p, uniform) + penalty * (ranks(p) - free_rank).clamp(min=0)
@@ -60,7 +60,7 @@ def socop_scores(probabilities: Tensor, penalty: float = 0.1) -> Tensor:
     Raises:
         ValueError: ``penalty`` is not positive.
     """
-    if penalty <= 0:
+    if not 0 < penalty < float("inf"):
         raise ValueError(f"penalty is {penalty}; SOCOP needs a value above 0")
     p = check_probabilities(probabilities)
     ordered, order = p.sort(dim=1, descending=True, stable=True)

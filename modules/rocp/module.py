@@ -6,7 +6,7 @@ code at github.com/TaoWangPenn/Risk-Optimal-Conformal-Prediction.
 Deviations: the paper's classifiers are not described; backbone and training are the user's choice here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
 )
 
-from fulgurite.modules.base import Method
+from fulgurite.modules.base import Method, repeated_blocks
 from fulgurite.modules.rocp.figures import confusion_figure, reliability_figure
 from fulgurite.modules.rocp.networks import load_timm_weights, perceptron, timm_backbone
 
@@ -117,6 +117,10 @@ class Classifier(Method):
         self.test_confusion = MulticlassConfusionMatrix(n_classes)
         self.test_confidence = CatMetric()
         self.test_correct = CatMetric()
+
+    def pieces(self) -> Iterator[nn.Module]:
+        yield from repeated_blocks(self.network)
+        yield from super().pieces()
 
     def setup(self, stage: str) -> None:
         """Read the pre-trained weights, unless a checkpoint is about to bring its own."""

@@ -58,13 +58,21 @@ def load_timm_weights(network: nn.Module, weights: str, in_channels: int) -> Non
     Raises:
         ValueError: the file holds weights of another model.
         FileNotFoundError: there is no such file.
+        OSError: the published weights cannot be fetched.
     """
     from timm.models import load_pretrained, load_state_dict
 
     published: Any = network.pretrained_cfg
     if weights == "hub":
         n_outputs: Any = network.num_classes
-        load_pretrained(network, num_classes=n_outputs, in_chans=in_channels)
+        try:
+            load_pretrained(network, num_classes=n_outputs, in_chans=in_channels)
+        except OSError as error:
+            source = published["hf_hub_id"] or published["url"]
+            raise OSError(
+                f"weights 'hub' cannot be fetched from {source}: {str(error).splitlines()[0]}\n"
+                "give the path of a weights file that you have, or leave weights out to start at random"
+            ) from error
         return
     path = Path(weights).expanduser()
     if not path.is_file():

@@ -69,7 +69,8 @@ def test_the_random_state_survives_a_checkpoint_file(tmp_path):
 
 def test_the_random_state_of_a_checkpoint_is_restored_at_the_start_of_a_fit_and_only_once():
     callback, checkpoint = RandomState(), {}
-    trainer = SimpleNamespace(world_size=1, global_rank=0)
+    strategy = SimpleNamespace(restore_checkpoint_after_setup=False)
+    trainer = SimpleNamespace(world_size=1, global_rank=0, state=SimpleNamespace(fn="fit"), strategy=strategy)
     callback.on_save_checkpoint(trainer, None, checkpoint)
     expected = draws()
     callback.on_load_checkpoint(trainer, None, checkpoint)

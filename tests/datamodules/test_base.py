@@ -1,8 +1,11 @@
+from itertools import chain
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fulgurite.datamodules.base import DataModule, EpochSampler
+from fulgurite.datamodules.base import DataModule, EpochSampler, EvaluationSampler, even_batch_size
 from fulgurite.datamodules.common.tensors import TensorFields
 
 
@@ -64,6 +67,78 @@ def test_evaluation_loaders_keep_the_order():
     data = Numbers(batch_size=10)
     for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
         assert torch.equal(seen(loader), torch.arange(103))
+
+
+def cases():
+    """Every n up to 40 on up to 8 ranks, with every batch size that can matter, and some larger ones."""
+    for ranks in range(1, 9):
+        for n in (*range(ranks, 41), 601, 1000, 4097):
+            for batch_size in (*range(1, 12), 32, 64, 1000):
+                yield n, ranks, batch_size
+
+
+def test_evaluation_takes_every_sample_once_in_as_many_batches_on_every_rank():
+    for n, ranks, batch_size in cases():
+        shares = [list(EvaluationSampler(range(n), ranks, rank)) for rank in range(ranks)]
+        assert sorted(chain.from_iterable(shares)) == list(range(n))
+        assert [len(EvaluationSampler(range(n), ranks, rank)) for rank in range(ranks)] == [len(s) for s in shares]
+        size = even_batch_size(n, ranks, batch_size)
+        assert len({-(-len(share) // size) for share in shares}) == 1, (n, ranks, batch_size)
+
+
+def test_the_batch_size_is_the_largest_that_is_even_and_not_above_the_wanted_one():
+    def is_even(n, ranks, size):
+        return len({-(-len(range(rank, n, ranks)) // size) for rank in range(ranks)}) == 1
+
+    for n, ranks, batch_size in cases():
+        fitting = [size for size in range(1, n + 2) if is_even(n, ranks, size)]
+        expected = batch_size
+        if not is_even(n, ranks, batch_size):
+            smaller = [size for size in fitting if size < batch_size]
+            expected = max(smaller) if smaller else min(fitting)
+        assert even_batch_size(n, ranks, batch_size) == expected, (n, ranks, batch_size)
+
+
+def test_a_share_keeps_the_order_and_starts_at_its_rank():
+    assert list(EvaluationSampler(range(11), 3, 1)) == [1, 4, 7, 10]
+    assert list(EvaluationSampler(range(11), 3, 2)) == [2, 5, 8]
+
+
+@pytest.mark.parametrize(("n", "devices"), [(1, 1), (3, 3), (0, 1)])
+def test_fewer_samples_than_ranks_say_what_to_do(n, devices):
+    with pytest.raises(
+        ValueError, match=f"{n} samples cannot be split over 4 processes; .* --trainer.devices {devices}$"
+    ):
+        EvaluationSampler(range(n), 4, 0)
+
+
+def ranks_of(**arguments):
+    """The data modules of three ranks. What a Trainer of several processes says of itself is all that they ask."""
+    for rank in range(3):
+        data = Numbers(**arguments)
+        data.trainer = SimpleNamespace(
+            world_size=3,
+            global_rank=rank,
+            current_epoch=0,
+            distributed_sampler_kwargs={"num_replicas": 3, "rank": rank},
+        )
+        yield data
+
+
+@pytest.mark.parametrize("loader", ["val_dataloader", "test_dataloader", "predict_dataloader"])
+@pytest.mark.parametrize("batch_size", [1, 17, 34, 35])
+def test_the_evaluation_loaders_of_three_ranks(loader, batch_size):
+    loaders = [getattr(data, loader)() for data in ranks_of(batch_size=batch_size)]
+    assert len({len(one) for one in loaders}) == 1
+    assert len({len(list(one)) for one in loaders}) == 1
+    assert torch.equal(torch.cat([seen(one) for one in loaders]).sort().values, torch.arange(103))
+
+
+def test_the_training_loaders_of_three_ranks_take_equally_many():
+    loaders = [data.train_dataloader() for data in ranks_of(batch_size=10, seed=4)]
+    parts = [seen(one) for one in loaders]
+    assert [len(part) for part in parts] == [35, 35, 35]
+    assert set(torch.cat(parts).tolist()) == set(range(103))
 
 
 def test_a_loaded_position_is_used_once():

@@ -5,8 +5,10 @@ import shlex
 
 import pytest
 
-from fulgurite.command_line.listing import readme_table
 from fulgurite.command_line.provenance import ROOT
+from fulgurite.reproduction.ledger import LEDGER, ledger, publish, readme_example, readme_table
+from fulgurite.reproduction.plan import Plan
+from fulgurite.reproduction.reading import find_claims
 
 README = ROOT / "README.md"
 
@@ -16,14 +18,13 @@ def between(name):
     return text.partition(f"<!-- {name}: begin -->\n")[2].partition(f"\n<!-- {name}: end -->")[0]
 
 
-def test_the_method_table_is_that_of_the_register(request):
+def test_the_method_table_and_the_ledger_are_those_of_the_register_and_the_records(request):
     if request.config.getoption("--update-readme"):
-        text = README.read_text()
-        block = f"<!-- methods: begin -->\n{readme_table()}\n<!-- methods: end -->"
-        README.write_text(
-            re.sub(r"<!-- methods: begin -->.*<!-- methods: end -->", lambda _: block, text, flags=re.DOTALL)
-        )
-    assert between("methods") == readme_table()
+        publish()
+    remedy = "measure again, or say that the results are of earlier code: pytest tests/docs --update-readme"
+    assert between("methods") == readme_table(), remedy
+    assert between("claim") == readme_example(), remedy
+    assert LEDGER.read_text() == ledger(), remedy
 
 
 def numbers(text):
@@ -50,11 +51,22 @@ def test_the_demo_prints_what_the_readme_shows(fulgurite_cli):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/runs.md", "docs/methods/rocp.md", "SECURITY.md", "CONTRIBUTING.md"]
+    "page",
+    ["README.md", "SECURITY.md", "CONTRIBUTING.md"]
+    + [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))],
 )
 def test_links_in_the_docs_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_example_of_a_claim_file_can_be_planned(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/claims.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(text)
+    plan = Plan(find_claims(str(tmp_path / "mine.yaml")))
+    for claim in plan.file.claims.values():
+        plan.add(claim)
+    assert {job.name for job in plan.jobs.values()} == {"base", "price_10", "price_50", "exact"}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/methods/rocp.md"])

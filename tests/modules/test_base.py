@@ -1,14 +1,16 @@
 from functools import partial
 
 import pytest
+import timm
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ReduceLROnPlateau
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from fulgurite.datamodules import DigitsHazard
 from fulgurite.modules import Classifier
-from fulgurite.modules.base import Method
+from fulgurite.modules.base import Method, repeated_blocks
 
 
 def test_a_checkpoint_of_a_plain_trainer_loads_with_weights_only_and_restores_the_arguments(tmp_path):
@@ -60,3 +62,36 @@ def test_an_optimizer_comes_with_at_most_one_scheduler(scheduler, kind):
 def test_an_optimizer_that_refuses_its_arguments_is_named():
     with pytest.raises(ValueError, match="optimizer: Invalid learning rate: -1"):
         Method().single_optimizer(nn.Linear(2, 2).parameters(), partial(torch.optim.SGD, lr=-1.0))
+
+
+# ---- pieces
+
+
+class Parts(Method):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)})
+        self.steps = nn.ModuleList([nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2)])])
+        self.body = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.activation = nn.ReLU()
+
+
+def test_the_pieces_are_the_children_with_parameters_and_the_members_of_containers():
+    parts = Parts()
+    assert list(parts.pieces()) == [
+        parts.heads["one"], parts.heads["two"], parts.steps[0], parts.steps[1][0], parts.body
+    ]  # fmt: skip
+
+
+def test_without_a_mesh_nothing_is_sharded():
+    parts = Parts()
+    parts.configure_model()
+    assert not any(isinstance(module, FSDPModule) for module in parts.modules())
+
+
+def test_the_blocks_of_deep_networks_are_found():
+    resnet = timm.create_model("resnet18")
+    assert [type(block).__name__ for block in repeated_blocks(resnet)] == ["BasicBlock"] * 8
+    vit = timm.create_model("vit_tiny_patch16_224")
+    assert list(repeated_blocks(vit)) == list(vit.blocks)
+    assert not list(repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))), "a layer is no block"

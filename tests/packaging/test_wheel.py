@@ -12,6 +12,7 @@ import pytest
 
 from fulgurite.command_line.configs import shipped_configs
 from fulgurite.command_line.provenance import ROOT
+from fulgurite.reproduction.reading import shipped_claims
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +42,9 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_every_module_and_config_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    folders = ("command_line", "modules", "datamodules", "callbacks", "storage")
+    folders = ("command_line", "reproduction", "modules", "datamodules", "callbacks", "storage")
     expected = {path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    expected |= {path.relative_to(ROOT) for path in shipped_configs().values()}
+    expected |= {path.relative_to(ROOT) for path in (*shipped_configs().values(), *shipped_claims().values())}
     expected |= {Path("__init__.py"), Path("cli.py"), Path("py.typed")}
     found = {name for name in names if not name.partition("/")[0].endswith(".dist-info")}
     assert found == {f"fulgurite/{path.as_posix()}" for path in expected}

@@ -1,0 +1,1 @@
+"""The claim engine behind ``fulgurite reproduce``: plan, worker, statistics, report."""
