@@ -4,9 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fulgurite.modules.loss_terms import LossTerm, LossTerms
-
-CHECKPOINT_KEY = "loss_terms"
+from fulgurite.modules.loss_terms import CHECKPOINT_KEY, LossTerm, LossTerms, refuse_other_terms
 
 
 class LossTermCallback(Callback):
@@ -104,16 +102,3 @@ def loss_terms_of(module: LightningModule, who: str) -> LossTerms:
             f"`self.loss_terms.add_to(...)` in its training_step; {type(module).__name__} has no loss_terms"
         )
     return terms
-
-
-def refuse_other_terms(terms: LossTerms, trained_with: list[str] | None) -> None:
-    """Refuse to resume a run with other terms.
-
-    Raises:
-        ValueError: they differ from those of the checkpoint.
-    """
-    if trained_with is not None and trained_with != terms.names():
-        raise ValueError(
-            f"the checkpoint was trained with the loss terms {trained_with or 'none'}, this run has "
-            f"{terms.names() or 'none'}; resume with the same callbacks"
-        )

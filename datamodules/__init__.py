@@ -13,6 +13,8 @@ from fulgurite import import_lazily
 CLASSES: Mapping[str, str] = {
     "DigitsHazard": "fulgurite.datamodules.rocp",
     "ImageFolderHazard": "fulgurite.datamodules.rocp",
+    "ContinuousControl": "fulgurite.datamodules.pave",
+    "OneStepControl": "fulgurite.datamodules.pave",
 }
 
 SIZES: Mapping[str, str] = {
@@ -21,6 +23,8 @@ SIZES: Mapping[str, str] = {
     "class_names": "a name for each label, in the order of the label indices",
     "label_groups": "for each label the finer labels that it sums up, where the data have finer ones",
     "in_channels": "channels of an image or a field",
+    "n_observations": "numbers that a policy observes",
+    "n_actions": "numbers that an action consists of",
 }
 
 

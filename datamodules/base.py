@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import chain, count, cycle, islice, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -117,10 +117,15 @@ class DataModule(LightningDataModule):
         num_workers: loader processes.
         seed: seed of splits, noise and order; None means the run's ``seed_everything`` (0 without a command line).
 
+    Attributes:
+        deals_out: whether the training samples are dealt out to the ranks, so that two of them with half the batch take
+            the steps of one; otherwise each rank has samples of its own.
+
     Raises:
         ValueError: ``batch_size``, ``num_workers`` or ``seed`` is out of range.
     """
 
+    deals_out: ClassVar[bool] = True
     collate: Callable[[Any], Any] = staticmethod(collate_fields)
 
     def __init__(
@@ -138,6 +143,10 @@ class DataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = 0 if seed is None else seed
         self._resume_at: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        # Lightning's own builds every loader, and the parser asks for it with each size that the class does not have.
+        return type(self).__name__
 
     def split(self, name: Split) -> Dataset[Any]:
         """The samples of one split, in a fixed order.

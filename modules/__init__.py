@@ -43,6 +43,16 @@ METHODS: Mapping[str, MethodRecord] = {
                 "ConformalDecision": "fulgurite.modules.rocp.functional_decision",
             },
         ),
+        MethodRecord(
+            slug="pave",
+            title="Critic regularisation for smooth policies",
+            paper="Stabilizing the Q-Gradient Field for Policy Smoothness in Actor-Critic",
+            arxiv="2601.22970",
+            classes={
+                "TD3": "fulgurite.modules.pave.module",
+                "SAC": "fulgurite.modules.pave.module",
+            },
+        ),
     )
 }
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from fulgurite.modules.loss_terms import LossContext, LossTerms
+from fulgurite.modules.loss_terms import CHECKPOINT_KEY, LossContext, LossTerms, refuse_other_terms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,6 +85,18 @@ class Method(LightningModule):
         """
         hyper_parameters = checkpoint.get("hyper_parameters", {})
         checkpoint["hyper_parameters"] = {k: v for k, v in hyper_parameters.items() if isinstance(v, PLAIN_TYPES)}
+        if isinstance(terms := getattr(self, "loss_terms", None), LossTerms) and self.trainer.state.fn == "fit":
+            checkpoint[CHECKPOINT_KEY] = terms.names()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to go on with a training under other loss terms.
+
+        Raises:
+            ValueError: they differ from those of the checkpoint.
+        """
+        terms, trainer = getattr(self, "loss_terms", None), self._trainer
+        if isinstance(terms, LossTerms) and trainer is not None and trainer.state.fn == "fit":
+            refuse_other_terms(terms, checkpoint.get(CHECKPOINT_KEY, []))
 
     def add_terms(self, player: str, loss: Tensor, context: LossContext) -> Tensor:
         """A player's loss with the terms that callbacks have added; called in ``training_step``.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Terms = dict[str, Tensor]
+CHECKPOINT_KEY = "loss_terms"  # the names of the terms that a run was trained with
 
 
 @dataclass
@@ -194,6 +195,19 @@ class LossTerms(nn.Module):
             error_msgs.append(f"the checkpoint has no state for the loss terms {new}; it was trained without them")
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def refuse_other_terms(terms: LossTerms, trained_with: list[str] | None) -> None:
+    """Refuse to resume a run with other terms.
+
+    Raises:
+        ValueError: they differ from those of the checkpoint.
+    """
+    if trained_with is not None and trained_with != terms.names():
+        raise ValueError(
+            f"the checkpoint was trained with the loss terms {trained_with or 'none'}, this run has "
+            f"{terms.names() or 'none'}; resume with the same callbacks"
         )
 
 

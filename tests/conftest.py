@@ -50,6 +50,10 @@ def fulgurite_cli(
 ) -> Callable[..., Outcome]:
     """Run a command in this process: ``fulgurite_cli("fit", "--config", "rocp/smoke")``."""
     monkeypatch.setattr(sys, "argv", ["fulgurite"])
+    for name in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        # What Lightning's launcher leaves behind would tell the next command that its processes run already.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
     def run(*arguments: str) -> Outcome:
         capsys.readouterr()

@@ -64,7 +64,7 @@ BAD_ARGUMENTS = {
     "--seed_everything x": "command line, seed_everything: expected bool or int, got x",
     "--model Clasifier": "unknown model 'Clasifier'; did you mean Classifier?",
     "--data DigitHazard": "unknown data 'DigitHazard'; did you mean DigitsHazard?",
-    "--config rocp/smok": "config 'rocp/smok' is neither a file nor a shipped config; did you mean rocp/smoke?",
+    "--config rocp/smok": "config 'rocp/smok' is neither a file nor a shipped config; did you mean rocp/smoke",
     "--config .": "config '.' is a folder",
     "--config": "--config needs a value",
     "--ckpt_path nope.ckpt": "--ckpt_path nope.ckpt: there is no such file",

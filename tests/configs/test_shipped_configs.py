@@ -46,6 +46,8 @@ def test_an_experiment_trains_and_tests_a_few_batches(fulgurite_cli, name):
     skip_without_data(name)
     for command in ("fit", "test"):
         outcome = fulgurite_cli(command, "--config", name, "--trainer.fast_dev_run", "2")
+        if "needs what is not installed" in outcome.err:
+            pytest.skip(outcome.err)
         assert outcome.code == 0, outcome.err
 
 

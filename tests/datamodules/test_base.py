@@ -176,3 +176,11 @@ def test_tensor_fields_batch_like_single_items():
 def test_tensor_fields_need_one_length(fields):
     with pytest.raises(ValueError, match="one common length"):
         TensorFields(fields)
+
+
+def test_to_be_named_builds_no_loader():
+    class Counted(DataModule):
+        def split(self, name):
+            raise AssertionError("nobody asked for data")
+
+    assert str(Counted()) == "Counted"

@@ -111,7 +111,7 @@ OUT_OF_RANGE = {
     "max_steps": ("-7", "`max_steps` must be a non-negative integer or -1"),
     "max_time": ("soon", "is not a valid duration"),
     "limit_train_batches": (".nan", "invalid value nan for limit_train_batches"),
-    "limit_val_batches": ("-1", "invalid value -1 for limit_val_batches"),
+    "limit_val_batches": ("-1", "for limit_val_batches, it has to be in"),
     "val_check_interval": ("0", "command line, trainer.val_check_interval: it is 0; give a positive number of batches"),
     "check_val_every_n_epoch": ("0", "trainer.check_val_every_n_epoch: it is 0; give a positive number of epochs"),
     "accumulate_grad_batches": ("0", "trainer.accumulate_grad_batches: it is 0; give a positive number of batches"),
