@@ -153,14 +153,13 @@ class PolicyEvaluation(Callback):
     def _measure_slopes(self, trainer: Trainer, pl_module: LightningModule, stage: str, states: Tensor) -> None:
         """The slope of the best action by differences, the formula and the bound beside it, and the actor's slope."""
         chosen = states[torch.linspace(0, len(states) - 1, min(self.jacobian_states, len(states))).long()].double()
-        with torch.inference_mode(False):  # copies that can be differentiated
+        with torch.inference_mode(False):  # a copy that can be differentiated
             double: Any = copy.deepcopy(pl_module.critic).double()
-            actor: Any = copy.deepcopy(pl_module).double()
         generator = torch.Generator().manual_seed(0)
         module: Any = pl_module
         n_actions = module.act(states[:1]).shape[-1]
         found = argmax_jacobian(lambda s, a: double(s, a)[0], chosen, n_actions, generator=generator)
-        slope = policy_slopes(actor, chosen)
+        slope = policy_slopes(pl_module, chosen.to(states)).double()
         self._log(pl_module, stage, "J_share", found.share)
         self._log(pl_module, stage, "policy_slope_mean", float(slope.mean()))
         self._log(pl_module, stage, "policy_slope_sup", float(slope.max()), "max")

@@ -1,6 +1,8 @@
 """The base of every data module: splits, loaders, and the position that makes a resumed run exact."""
 
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, count, cycle, islice, repeat
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -97,6 +99,15 @@ def even_batch_size(n: int, ranks: int, batch_size: int) -> int:
         return -(-smallest // size) == -(-largest // size)
 
     return next(size for size in chain(range(batch_size, 0, -1), count(batch_size + 1)) if is_even(size))
+
+
+def end_without(parent: int, _: int) -> None:
+    """End a loader process whose parent was killed while it started.
+
+    torch looks from then on whether the parent changes; one that was gone before, it never misses.
+    """
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def collate_fields(samples: Any) -> Any:
@@ -200,6 +211,7 @@ class DataModule(LightningDataModule):
             sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=self.collate,
+            worker_init_fn=partial(end_without, os.getpid()) if self.num_workers else None,
             pin_memory=torch.cuda.is_available(),
             # Its own generator: making an iterator would otherwise draw from the global one and shift every later draw.
             generator=torch.Generator().manual_seed(self.seed),

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from itertools import chain
 from types import SimpleNamespace
 
@@ -184,3 +186,12 @@ def test_to_be_named_builds_no_loader():
             raise AssertionError("nobody asked for data")
 
     assert str(Counted()) == "Counted"
+
+
+def test_a_loader_process_whose_parent_is_gone_ends():
+    program = (
+        "import os; from fulgurite.datamodules.base import end_without; end_without({parent}, 0); print('goes on')"
+    )
+    for parent, said in (("os.getppid()", "goes on\n"), ("os.getppid() + 1", "")):
+        command = [sys.executable, "-c", program.format(parent=parent)]
+        assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == said
