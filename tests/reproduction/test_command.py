@@ -232,7 +232,7 @@ def test_a_signal_ends_it_with_its_children(workspace, sent, code):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "reproduce: name a method (rocp"),
+        ([], "reproduce: name a method ("),
         (["rcop"], "no claims for 'rcop'; did you mean rocp"),
         (["rocp", "--claim", "los"], "has no claim 'los'; did you mean loss"),
         (["rocp", "--seeds", "0"], "argument --seeds: '0' is not a number of 1 or more"),
