@@ -81,8 +81,7 @@ class PolicyEvaluation(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._visited, self._in_order = [], True
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._visited, self._in_order = [], True
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_batch_end(
         self,
@@ -93,24 +92,11 @@ class PolicyEvaluation(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._visit(batch)
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._visit(batch)
-
-    def _visit(self, batch: Any) -> None:
         self._visited.append(batch["observation"].detach().clone())
-        self._in_order &= (
-            "reward" in batch
-        )  # the steps of an episode; else states that have nothing to do with each other
+        # A batch with rewards is an episode; one without holds states that have nothing to do with each other.
+        self._in_order &= "reward" in batch
+
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:

@@ -120,11 +120,13 @@ class ActorCritic(Method):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         optimizers: Any = self.optimizers()
-        critic_optimizer, actor_optimizer = optimizers
+        critic_optimizer, actor_optimizer, *others = optimizers
         self.updates += 1
         self._update_critic(batch, critic_optimizer)
         if int(self.updates) % self.policy_delay == 0:
             self._update_actor(batch, actor_optimizer)
+            for optimizer in others:
+                self._update_alpha(optimizer)
             self.update_targets()
         self._log_records()
 
@@ -150,6 +152,9 @@ class ActorCritic(Method):
             self.manual_backward(loss)
         optimizer.step()
         self._record("train/actor_loss", loss)
+
+    def _update_alpha(self, optimizer: Any) -> None:
+        """Train what has the third optimiser, where there is one."""
 
     def _context(self, batch: Batch, outputs: dict[str, Tensor]) -> LossContext:
         networks: dict[str, Any] = {"critics": self.critic, "policy": self.act, "actor": self.actor}
@@ -339,17 +344,6 @@ class SAC(ActorCritic):
         if self.target_entropy is None:
             return [critic, actor]
         return [critic, actor, self.actor_optimizer([self.log_alpha])]
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        optimizers: Any = self.optimizers()
-        critic_optimizer, actor_optimizer, *rest = optimizers
-        self.updates += 1
-        self._update_critic(batch, critic_optimizer)
-        self._update_actor(batch, actor_optimizer)
-        for optimizer in rest:
-            self._update_alpha(optimizer)
-        self.update_targets()
-        self._log_records()
 
     def _update_alpha(self, optimizer: Any) -> None:
         assert self.target_entropy is not None
